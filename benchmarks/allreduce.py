@@ -19,8 +19,7 @@ from benchmarks.rows import Row, build_parser, finish
 from hvdkit.setting import parse_bytes
 from hvdkit.tools.bench.collectives import Peers, Work, make_named, plan_work
 from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
-from hvdkit.tools.bench.plan import IN_BUCKET, OURS
-from hvdkit.tools.bench.report import show_bytes, summarise
+from hvdkit.tools.bench.report import IN_BUCKET, OURS, show_bytes, summarise
 from hvdkit.tools.bench.timing import Call, interleave, plan_calls, time_in_a_row
 from hvdkit.tools.bench.worker import joined
 

@@ -18,8 +18,7 @@ import torch.distributed as dist
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
-from hvdkit.tools.bench.plan import OURS
-from hvdkit.tools.bench.report import Summary, summarise
+from hvdkit.tools.bench.report import OURS, Summary, summarise
 from hvdkit.tools.bench.timing import Call, Turn, interleave, plan_calls, time_in_a_row
 from hvdkit.tools.bench.worker import joined
 

@@ -22,8 +22,7 @@ import keras
 import hvdkit.keras as hvd
 from benchmarks.keras_step_time import join, make_step
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.plan import STEPS
-from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.report import STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
 _WHOLE, _PARTS = "without shard", 'shard="optimizer"'

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax hvdrun -np 2 python -m benchmarks.keras_step_time
 
-The model is the MLP of hvdkit/tools/bench/step.py, trained by the function that fit() calls for each step.
+The model is the MLP of hvdkit/tools/bench/models.py, trained by the function that fit() calls for each step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 
 import hvdkit.keras as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.plan import NO_COMMUNICATION, OURS, STEPS
-from hvdkit.tools.bench.report import summarise
+from hvdkit.tools.bench.report import NO_COMMUNICATION, OURS, STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
 Step = Callable[[], Any]

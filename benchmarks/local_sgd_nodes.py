@@ -61,8 +61,7 @@ def run_rank(out: Path) -> None:
     import torch
 
     import hvdkit.torch as hvd
-    from hvdkit.tools.bench.models import CPU_MODELS
-    from hvdkit.tools.bench.step import make_step
+    from hvdkit.tools.bench.models import CPU_MODELS, make_step
 
     hvd.init()
     torch.set_num_threads(1)

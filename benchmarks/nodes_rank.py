@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hvdkit.tools.bench.models import CPU_MODELS, Model
-from hvdkit.tools.bench.step import Step, Wrap, make_step
+from hvdkit.tools.bench.models import CPU_MODELS, Model, Step, Wrap, make_step
 
 _TURNS = 2  # of all peers of a job, one after another
 _MESSAGE = 60_000

@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_fit
 
-prints the constants that hvdkit/tools/plan/cluster.py holds, and the errors. The fit is the least squares of log
+prints the constants that hvdkit/tools/plan/layout.py holds, and the errors. The fit is the least squares of log
 errors, and of the distance from what data sheets and common measurements of A100s say: sizes of up to 2048 alone do not
 determine all constants that larger models need. Runs count the more, the nearer they are to the fastest of their job,
 and combinations of width, tp and micro-batch that have few runs more than others: by cross-validation in the fitted
@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from hvdkit.tools.plan.cluster import PRESETS, Calibration
 from hvdkit.tools.plan.evaluate import Evaluation, Row, describe, evaluate, read_table
+from hvdkit.tools.plan.layout import PRESETS, Calibration
 from hvdkit.tools.plan.step import compute_step
 
 DATA = Path(__file__).parent / "plan_data"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import hvdkit.torch as hvd
-from hvdkit.tools.bench.step import find_models
+from hvdkit.tools.bench.models import find_models
 
 _DIES_AT, _STEPS_AFTER = 40, 20
 _ROUNDS, _STEPS = 8, 20

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 
 from hvdkit.config import Config
 from hvdkit.profiling.prediction import Cluster, Prediction, Work, predict_scaling
-from hvdkit.tools.charts import build_page, build_table, draw_lines, embed, label_log_axis, new_figure
+from hvdkit.tools.charts import build_page, draw_lines, embed, label_log_axis, new_figure
 from hvdkit.transport.between.cost import Link
 
 GIGABITS = (1, 10, 100, 400)
@@ -124,3 +125,10 @@ def _published(drawn: Drawn) -> dict[str, Sequence[tuple[float, float]]]:
     if drawn.name != "ResNet-50":
         return {}
     return {one.name: [(one.hosts, one.efficiency)] for one in REFERENCES}
+
+
+def build_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Build an HTML table of plain text."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"

@@ -16,10 +16,8 @@ import torch
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.tools.bench.models import Model
-from hvdkit.tools.bench.plan import STEPS
-from hvdkit.tools.bench.report import summarise
-from hvdkit.tools.bench.step import find_models
+from hvdkit.tools.bench.models import Model, find_models
+from hvdkit.tools.bench.report import STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
 _WHOLE = "without shard"

@@ -18,9 +18,8 @@ import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.tools.bench.horovod_job import beside_horovod
 from hvdkit.tools.bench.horovod_step import make_turns
-from hvdkit.tools.bench.plan import CPU, DEVICES, NO_COMMUNICATION, OURS, STEPS
-from hvdkit.tools.bench.report import summarise
-from hvdkit.tools.bench.step import StepPeers, find_models
+from hvdkit.tools.bench.models import StepPeers, find_models
+from hvdkit.tools.bench.report import CPU, DEVICES, NO_COMMUNICATION, OURS, STEPS, summarise
 from hvdkit.tools.bench.timing import interleave
 from hvdkit.tools.bench.worker import joined
 

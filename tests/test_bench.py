@@ -19,9 +19,11 @@ from hvdkit.errors import BenchError, MissingDependencyError
 from hvdkit.tools.bench import run as bench_run
 from hvdkit.tools.bench import show
 from hvdkit.tools.bench.command import build_plan
-from hvdkit.tools.bench.plan import IN_BUCKET, OURS, Plan
 from hvdkit.tools.bench.report import (
+    IN_BUCKET,
+    OURS,
     Case,
+    Plan,
     Report,
     bandwidths,
     bus_factor,

@@ -16,11 +16,21 @@ from torch import nn
 from hvdkit.cli import build_parser, main
 from hvdkit.errors import BenchError
 from hvdkit.tools.bench.command import build_plan
-from hvdkit.tools.bench.models import Model, Transformer, make_resnet
-from hvdkit.tools.bench.plan import CPU, CUDA, NO_COMMUNICATION, OURS, SIZES, select_models
-from hvdkit.tools.bench.report import Case, Report, compare, read_report, write_report
+from hvdkit.tools.bench.models import Model, Transformer, find_models, make_resnet, make_step
+from hvdkit.tools.bench.report import (
+    CPU,
+    CUDA,
+    NO_COMMUNICATION,
+    OURS,
+    SIZES,
+    Case,
+    Report,
+    compare,
+    read_report,
+    select_models,
+    write_report,
+)
 from hvdkit.tools.bench.show import list_columns, list_rows
-from hvdkit.tools.bench.step import find_models, make_step
 from hvdkit.tools.bench.timing import EventClock, time_each, time_in_a_row
 
 

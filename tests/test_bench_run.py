@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from engines import require_horovod
 
-from hvdkit.tools.bench.plan import HOROVOD, IN_BUCKET, NO_COMMUNICATION, OURS
-from hvdkit.tools.bench.report import read_report, write_report
+from hvdkit.tools.bench.report import HOROVOD, IN_BUCKET, NO_COMMUNICATION, OURS, read_report, write_report
 
 pytest.importorskip("torch", reason="torch is not installed")
 

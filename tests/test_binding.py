@@ -17,7 +17,7 @@ from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.devices import (
+from hvdkit.launch.agent.host_info import (
     Cpu,
     Share,
     allowed_cpus,

@@ -15,12 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod import requirements
-from hvdkit.tools.build_horovod.gpu import choose_gpu
-from hvdkit.tools.build_horovod.plan import build_environment, build_plan
+from hvdkit.tools.build_horovod.plan import (
+    HOROVOD,
+    build_environment,
+    build_plan,
+    check_site,
+    choose_gpu,
+    choose_standard,
+    list_patches,
+)
 from hvdkit.tools.build_horovod.site import MpiCompiler
-from hvdkit.tools.build_horovod.source import HOROVOD, apply_patches, choose_standard, list_patches
-from hvdkit.tools.build_horovod.wheel import Cache, link_libraries, open_cache
+from hvdkit.tools.build_horovod.wheel import Cache, apply_patches, link_libraries, open_cache
 from hvdkit.tools.cuda_toolkit import GpuTools, Nccl, find_gpu_tools
 from hvdkit.tools.installed import Frameworks, parse_numbers, parse_torch_cuda
 
@@ -214,7 +219,7 @@ def test_nccl_is_taken_where_everything_is_there_and_nowhere_else() -> None:
 
 def test_nccl_asked_for_in_vain_is_a_missing_part() -> None:
     plan = build_plan(EVERYTHING, gpu_operations="nccl")
-    parts = [each for each in requirements.check_site(plan) if each.name == "--gpu-operations nccl"]
+    parts = [each for each in check_site(plan) if each.name == "--gpu-operations nccl"]
     assert [(part.found.split(" in ")[0], cure in part.install) for part, cure in zip(parts, CURES, strict=True)] == [
         ("torch 2.13.0+cpu is a build without CUDA", True),
         ("there is no CUDA toolkit (bin/nvcc with include/cuda_runtime.h)", True),

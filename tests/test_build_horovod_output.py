@@ -18,10 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod.command import build_wheel
-from hvdkit.tools.build_horovod.plan import Plan
-from hvdkit.tools.build_horovod.source import HOROVOD, download_source, unpack
-from hvdkit.tools.build_horovod.wheel import Cache, compile_wheel, describe_failure, find_first_error, find_percent
+from hvdkit.tools.build_horovod.plan import HOROVOD, Plan
+from hvdkit.tools.build_horovod.wheel import (
+    Cache,
+    build_wheel,
+    compile_wheel,
+    describe_failure,
+    download_source,
+    find_first_error,
+    find_percent,
+    unpack,
+)
 
 # the build's output ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import shutil
 import subprocess
 import sys
@@ -12,24 +14,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from horovod_site import EVERYTHING, plan_of
 
 from hvdkit import cli
-from hvdkit.tools.build_horovod import command, requirements
-from hvdkit.tools.build_horovod.plan import build_plan
+from hvdkit.tools.build_horovod import command, site
+from hvdkit.tools.build_horovod.plan import build_plan, check_site
 from hvdkit.tools.build_horovod.site import Site
-from hvdkit.tools.build_horovod.wheel import Cache, build_check
+from hvdkit.tools.build_horovod.wheel import Cache
+from hvdkit.tools.doctor.collect.probes import programs
 
 # missing parts --------------------------------------------------------------------------------------------------------
 
 
 def test_where_everything_is_there_nothing_is_missing() -> None:
-    assert list(requirements.check_site(plan_of())) == []
+    assert list(check_site(plan_of())) == []
 
 
 def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None:
-    told = "\n".join(map(str, requirements.check_site(build_plan(Site(mpi_error="There is no mpirun. Do this.")))))
+    told = "\n".join(map(str, check_site(build_plan(Site(mpi_error="There is no mpirun. Do this.")))))
     for part in ("a framework", "a C++ compiler", "make", "cmake", "an MPI", "pip", "setuptools", "wheel", "psutil"):
         assert part in told
     for line in told.splitlines():
@@ -48,7 +52,7 @@ def test_an_empty_machine_is_told_every_part_at_once_and_how_to_get_it() -> None
     ],
 )
 def test_a_missing_part_is_told_by_itself(changes: dict[str, Any], told: str) -> None:
-    (missing,) = requirements.check_site(plan_of(**changes))
+    (missing,) = check_site(plan_of(**changes))
     with pytest.raises(AssertionError, match=told):
         raise AssertionError(str(missing))
 
@@ -61,23 +65,23 @@ def script(path: Path, text: str) -> str:
 
 def test_a_compiler_that_cannot_do_the_standard_is_told_with_its_own_words(tmp_path: Path) -> None:
     old = script(tmp_path / "old", "echo \"error: invalid value 'c++20' in '-std=c++20'\" >&2; exit 1")
-    (missing,) = requirements.try_compiler(old, 20, {"PATH": "/bin"})
+    (missing,) = site.try_compiler(old, 20, {"PATH": "/bin"})
     assert missing.name == "a compiler for C++20"
     assert "invalid value 'c++20'" in missing.found
-    assert list(requirements.try_compiler(script(tmp_path / "new", "exit 0"), 20, {"PATH": "/bin"})) == []
+    assert list(site.try_compiler(script(tmp_path / "new", "exit 0"), 20, {"PATH": "/bin"})) == []
 
 
 def test_an_mpi_without_its_headers_is_told_before_the_build(tmp_path: Path) -> None:
     bare = script(tmp_path / "mpicxx", 'echo "try.cc:1:10: fatal error: mpi.h: No such file or directory" >&2; exit 1')
-    (missing,) = requirements.try_mpi(bare, {"PATH": "/bin"})
+    (missing,) = site.try_mpi(bare, {"PATH": "/bin"})
     assert "mpi.h: No such file" in missing.found
 
 
 def test_headers_and_room_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setattr(requirements, "find_package", lambda package, path: tmp_path / path)
+    monkeypatch.setattr(site, "find_package", lambda package, path: tmp_path / path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    told = list(requirements.find_missing_files(("torch", "tensorflow")))
+    told = list(site.find_missing_files(("torch", "tensorflow")))
     assert [item.name for item in told] == [
         "Python's headers", "torch's headers", "tensorflow's headers", "1 GB of disk space",
     ]  # fmt: skip
@@ -104,7 +108,7 @@ def test_what_is_missing_ends_the_command_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "read_site", lambda environ, nccl_home: replace(EVERYTHING, make=""))
-    monkeypatch.setattr(command, "find_missing", lambda plan: list(requirements.check_site(plan)))
+    monkeypatch.setattr(command, "find_missing", lambda plan: list(check_site(plan)))
     assert cli.main(["build-horovod", "--cache-dir", str(tmp_path / "cache")]) == 2
     told = capsys.readouterr().err
     assert "nothing was started" in told
@@ -135,6 +139,22 @@ def test_the_flags_are_frozen() -> None:
     }  # fmt: skip
 
 
-def test_the_check_is_a_program_for_each_framework() -> None:
-    for framework in ("torch", "tensorflow"):
-        compile(build_check(framework, ("mpi", "gloo")), framework, "exec")
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("size", "gloo", "told"),
+    [(2, True, ""), (1, True, "rank 0 of 1 got .*, not 3.0"), (2, False, r"it was built without \['gloo'\]")],
+)
+def test_the_check_reports_a_wrong_sum_and_missing_parts(
+    framework: str, size: int, gloo: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = SimpleNamespace(
+        full=lambda shape, value: np.full(shape, value), fill=lambda shape, value: np.full(shape, value)
+    )
+    horovod = SimpleNamespace(
+        init=lambda: None, rank=lambda: 0, size=lambda: size, Sum=None, shutdown=lambda: None,
+        allreduce=lambda tensor, op: SimpleNamespace(numpy=lambda: tensor * (3 if size == 2 else 1)),
+        mpi_built=lambda: True, gloo_built=lambda: gloo,
+    )  # fmt: skip
+    monkeypatch.setattr(importlib, "import_module", {framework: numbers, f"horovod.{framework}": horovod}.__getitem__)
+    with pytest.raises(SystemExit, match=told) if told else contextlib.nullcontext():
+        programs.try_horovod(framework, "mpi", "gloo")

@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.scaling_drawn import build_table
 from hvdkit.errors import MissingDependencyError
-from hvdkit.tools.charts import build_page, build_table, draw_bars, draw_lines, embed, label_log_axis, new_figure
+from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_log_axis, new_figure
 
 
 def test_lines_have_their_points_and_the_axis_only_the_ticks_asked_for() -> None:

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from hvdkit.cli import build_parser, main
 from hvdkit.errors import CompareError
-from hvdkit.tools.compare.differences import ratio
 from hvdkit.tools.compare.recorder.session import copy, count_rows, hash_rows, join
-from hvdkit.tools.compare.records import KEPT, Loader, RankRecord, Step, read_records, thin, write_record
+from hvdkit.tools.compare.records import KEPT, Loader, RankRecord, Step, ratio, read_records, thin, write_record
 from hvdkit.tools.compare.runs import plan_runs
 from hvdkit.tools.compare.verdict import Verdict, judge, print_verdict, show_json
 

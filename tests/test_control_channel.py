@@ -23,11 +23,10 @@ import pytest
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.handshake import ANSWER_BYTES, MAC_BYTES, NONCE_BYTES, AuthenticationError, Challenge, Mac, Session, connect
 from hvdkit.launch.agent import rank, wire
-from hvdkit.launch.job.interruption import Interruption
 from hvdkit.launch.job.outcome import JobResult
-from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.runner import JobOptions, Runner
-from hvdkit.launch.plan.job import AGENT, Launch
+from hvdkit.launch.plan.job import AGENT, Job, Launch
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"the job's"
@@ -162,7 +161,7 @@ def run_through(change: Callable[[bool, bytes], bytes], *command: str) -> JobRes
         variables = {**control, "HVDKIT_CONTROL": f"{kind}:{relays[0].port}:{address}"}
         return Launch((sys.executable, "-I", "-S", AGENT, "--", *command), variables)
 
-    output, options = Output(), JobOptions(size=1, environ=dict(os.environ), addresses=("127.0.0.1",))
+    output, options = Output(), JobOptions(Job(command=(), ranks=1, environ=dict(os.environ)), addresses=("127.0.0.1",))
     runner = Runner(build, options, output, Interruption(output))
     try:
         return asyncio.run(runner.run_once())

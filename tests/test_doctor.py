@@ -17,10 +17,9 @@ from doctor_facts import GPUS, HEALTHY, facts_with
 
 from hvdkit.tools import doctor as doctor_package
 from hvdkit.tools.doctor.checks.mpi import assess_engines, assess_transports, list_choices
-from hvdkit.tools.doctor.collect.gpus import parse_gpus
 from hvdkit.tools.doctor.collect.mpi import library_kind
 from hvdkit.tools.doctor.collect.probes import run_probe
-from hvdkit.tools.doctor.collect.software import read_keras_backend
+from hvdkit.tools.doctor.collect.software import parse_gpus, read_keras_backend
 from hvdkit.tools.doctor.evaluate import check_host
 from hvdkit.tools.doctor.facts import Accelerators, Horovod, HvdrunMpi, Launcher, MpiLibrary
 from hvdkit.tools.doctor.findings import Finding, exit_code, sort_findings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand_in import find_compiler, stand_in_path
 
-from hvdkit.tools.doctor.collect.gpus import read_accelerators, read_builds
+from hvdkit.tools.doctor.collect.software import read_accelerators, read_builds
 
 pytestmark = pytest.mark.skipif(
     find_compiler() is None, reason="no C compiler for the stand-in; run: apt-get install gcc"

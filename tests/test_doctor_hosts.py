@@ -21,7 +21,6 @@ from hvdkit.tools.doctor.evaluate import evaluate
 from hvdkit.tools.doctor.facts import HostFacts, decode
 from hvdkit.tools.doctor.findings import JobRequest
 from hvdkit.tools.doctor.hosts.agent import Responder, measure_bandwidth, try_connection
-from hvdkit.tools.doctor.hosts.allreduce import expect_seconds
 from hvdkit.tools.doctor.hosts.session import (
     AgentLost,
     AgentSession,
@@ -31,7 +30,7 @@ from hvdkit.tools.doctor.hosts.session import (
     ssh_argv,
     with_own_folder,
 )
-from hvdkit.tools.doctor.hosts.surveyor import list_peers
+from hvdkit.tools.doctor.hosts.surveyor import expect_seconds, list_peers
 from hvdkit.tools.doctor.report import build_survey_document, print_survey_tables, print_verdict
 from hvdkit.tools.doctor.survey import (
     Allreduce,

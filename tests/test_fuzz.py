@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from hvdkit import config, handshake, launcher_channel, setting, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
-from hvdkit.launch.agent import devices, rank_identity, stream
-from hvdkit.launch.allocations import flux, read_allocation
+from hvdkit.launch.agent import host_info, rank_identity, stream
+from hvdkit.launch.allocations import read_allocation, schedulers
 from hvdkit.launch.cli import horovod
 from hvdkit.launch.cli import launcher_options as starter_flags
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.elastic import discovery
-from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing, scheduler_lists
+from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing
 from hvdkit.launch.introspect import stack_report as doing
 from hvdkit.launch.job import control
 from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
@@ -33,9 +33,9 @@ from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
 from hvdkit.tools.build_horovod import wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
-from hvdkit.tools.doctor.collect import gpus, host
+from hvdkit.tools.doctor.collect import host, software
 from hvdkit.tools.doctor.collect import script as doctor_script
-from hvdkit.tools.submit import job, kubernetes, lsf, pbs, slurm, trainjob
+from hvdkit.tools.submit import job, kubernetes, scripts
 from hvdkit.transport.gloo import rendezvous, rendezvous_store
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
@@ -150,16 +150,14 @@ TEXTS: dict[str, Parser] = {
         lambda text: discovery.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)
     ),
     "launch.hostfiles.grammars.parse_numbered": Parser(grammars.parse_numbered, _HOSTS, (ValueError,)),
-    "launch.allocations.flux.parse_idset": Parser(flux.parse_idset, _HOSTS, (ValueError,)),
-    "launch.allocations.flux.parse_resources": Parser(
-        flux.parse_resources,
+    "launch.allocations.schedulers.parse_idset": Parser(schedulers.parse_idset, _HOSTS, (ValueError,)),
+    "launch.allocations.schedulers.parse_resources": Parser(
+        schedulers.parse_resources,
         ['{"execution":{"R_lite":[', '{"rank":"0","children":{"core":"', '0-3"}}', "]", '"nodelist":["', '"]}', ","],
         (ValueError,),
     ),
-    "launch.hostfiles.scheduler_lists.parse_lsf_pairs": Parser(scheduler_lists.parse_lsf_pairs, _HOSTS, (ValueError,)),
-    "launch.hostfiles.scheduler_lists.parse_lsf_repeats": Parser(
-        scheduler_lists.parse_lsf_repeats, _HOSTS, (ValueError,)
-    ),
+    "launch.hostfiles.grammars.parse_lsf_pairs": Parser(grammars.parse_lsf_pairs, _HOSTS, (ValueError,)),
+    "launch.hostfiles.grammars.parse_lsf_repeats": Parser(grammars.parse_lsf_repeats, _HOSTS, (ValueError,)),
     "launch.hostfiles.names.parse_hosts": Parser(names.parse_hosts, _HOSTS, (ValueError,)),
     "launch.hostfiles.names.parse_slots": Parser(lambda text: names.parse_slots("slots", text), _HOSTS, (ValueError,)),
     "launch.hostfiles.names.split_slots": Parser(names.split_slots, _HOSTS, (ValueError,)),
@@ -170,7 +168,7 @@ TEXTS: dict[str, Parser] = {
     "launch.hostfiles.names.split_list": Parser(names.split_list, _HOSTS),
     "launch.hostfiles.names.fold": Parser(lambda text: names.fold(text.split(",")), _HOSTS),
     "launch.hostfiles.grammars.parse_assignment": Parser(grammars.parse_assignment, _HOSTS, (ValueError,)),
-    "launch.hostfiles.scheduler_lists.parse_nodelist": Parser(scheduler_lists.parse_nodelist, _HOSTS, (ValueError,)),
+    "launch.hostfiles.grammars.parse_nodelist": Parser(grammars.parse_nodelist, _HOSTS, (ValueError,)),
     "world.parse_slurm_counts": Parser(world.parse_slurm_counts, ["2", "(x3)", ","], (ValueError,)),
     "tools.doctor.checks.job.parse_counts": Parser(doctor_job.parse_counts, ["2", "(x3)", ","]),
     "setting.parse_bool": Parser(setting.parse_bool, _SETTINGS, (ValueError,)),
@@ -212,14 +210,14 @@ TEXTS: dict[str, Parser] = {
             ],
         )
         for read in (
-            slurm.read_slurm_state,
-            pbs.read_pbs_state,
-            lsf.read_lsf_state,
+            scripts.read_slurm_state,
+            scripts.read_pbs_state,
+            scripts.read_lsf_state,
             kubernetes.read_mpijob_state,
-            trainjob.read_trainjob_state,
+            kubernetes.read_trainjob_state,
         )
     },
-    "tools.doctor.collect.gpus.parse_gpus": Parser(gpus.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
+    "tools.doctor.collect.software.parse_gpus": Parser(software.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),
     "tools.doctor.collect.host.parse_quota": Parser(host.parse_quota, ["max", " ", "150000"]),
     "tools.doctor.collect.script.read_script": Parser(
         _in_file(doctor_script.read_script), ["import torch\n", "if x:\n", "  ", "(", ")", "x"]
@@ -227,7 +225,7 @@ TEXTS: dict[str, Parser] = {
     "tools.installed.parse_numbers": Parser(installed.parse_numbers, ["2", ".", "+cpu", "rc1"]),
     "tools.installed.parse_torch_cuda": Parser(installed.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
     "tools.build_horovod.wheel.find_percent": Parser(wheel.find_percent, ["[ 12%]", " Building ", "a/b.o", "/"]),
-    "launch.agent.devices.parse_cpus": Parser(devices.parse_cpus, ["0", "-", ",", "0-999"]),
+    "launch.agent.host_info.parse_cpus": Parser(host_info.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
     "launch.introspect.stack_report.parse_dump": Parser(
         doing.parse_dump, ['  File "x", line ', " in f", "Thread 0x1 (most):", "\n"]
@@ -381,8 +379,8 @@ REACHED = {
         (
             "launch.hostfiles.names.parse_list",
             "launch.hostfiles.grammars.parse_single_name",
-            "launch.hostfiles.scheduler_lists.parse_lsf_line",
-            "launch.hostfiles.scheduler_lists.parse_sge_line",
+            "launch.hostfiles.grammars.parse_lsf_line",
+            "launch.hostfiles.grammars.parse_sge_line",
             "launch.hostfiles.parsing.parse_hostfile",
         ),
         "launch.hostfiles.parsing.parse_hostfile, of each dialect",

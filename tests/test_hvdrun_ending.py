@@ -18,11 +18,10 @@ from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun,
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.interruption import Interruption
-from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.ranks import End, Ranks
 from hvdkit.launch.job.runner import JobOptions, Runner
-from hvdkit.launch.plan.job import AGENT, Launch
+from hvdkit.launch.plan.job import AGENT, Job, Launch
 
 
 @pytest.mark.ranks
@@ -93,7 +92,7 @@ def _in_write_call(process: int) -> bool:
 
 def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.CaptureFixture[str]) -> None:
     output = Output()
-    options = JobOptions(size=1, environ={})
+    options = JobOptions(Job(command=(), ranks=1, environ={}))
     runner = Runner(lambda control, _: Launch(("/no/such/mpirun",), control), options, output, Interruption(output))
     with pytest.raises(Exception, match="/no/such/mpirun cannot be started: No such file") as caught:
         asyncio.run(runner.run())
@@ -102,7 +101,7 @@ def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.
 
 def test_a_reader_that_has_left_is_the_cause_unless_a_rank_has_failed() -> None:
     output = Output()
-    options = JobOptions(size=2, environ={})
+    options = JobOptions(Job(command=(), ranks=2, environ={}))
     runner: Any = Runner(lambda control, _: Launch(("mpirun",), control), options, output, Interruption(output))
     runner._init_watchdog = SimpleNamespace(given_up=())
     for rank in (0, 1):

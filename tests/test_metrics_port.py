@@ -19,9 +19,8 @@ from hvdrun_job import started
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.rank import Agent
-from hvdkit.launch.introspect import metrics_server
-from hvdkit.launch.introspect.metrics_server import MetricsServer
-from hvdkit.launch.introspect.metrics_text import METRICS, format_metrics
+from hvdkit.launch.introspect import metrics
+from hvdkit.launch.introspect.metrics import METRICS, MetricsServer, format_metrics
 from hvdkit.launch.job.ranks import Ranks, Start
 from hvdkit.launcher_channel import Totals, announce_totals, announce_value, parse_totals, parse_value
 
@@ -151,7 +150,7 @@ def test_only_metrics_are_given(request_line: bytes, status: bytes) -> None:
 
 
 def test_who_does_not_read_the_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_REQUEST_S", 0.05)
+    monkeypatch.setattr(metrics, "_REQUEST_S", 0.05)
     ranks = two_ranks()
     ranks.logged = {f"{number}".ljust(10_000, "x"): 1.0 for number in range(1000)}
 

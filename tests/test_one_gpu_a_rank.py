@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.devices import Cpu, divide_near, format_cpus, plan_share, read_gpus
+from hvdkit.launch.agent.host_info import Cpu, divide_near, format_cpus, plan_share, read_gpus
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
@@ -192,9 +192,9 @@ def test_hvdrun_refuses_or_warns_before_the_start(
     driver, devices = write_gpus(tmp_path, GPUS[:2])
     agent = shutil.copytree(AGENT, tmp_path / "hvdkit/launch/agent")
     shutil.copy(Path(AGENT).parents[1] / "handshake.py", tmp_path / "hvdkit")
-    text = (agent / "devices.py").read_text()
+    text = (agent / "host_info.py").read_text()
     found = text.replace("/proc/driver/nvidia/gpus", str(driver)).replace("/sys/bus/pci/devices", str(devices))
-    (agent / "devices.py").write_text(found)
+    (agent / "host_info.py").write_text(found)
     monkeypatch.setattr(hvdrun, "plan_job", lambda *parts: replace(plan_job(*parts), agent=str(agent)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = "import json, os; print(json.dumps([os.environ.get('NCCL_HOSTID'), os.environ.get('NCCL_NET')]))"

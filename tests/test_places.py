@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations import read_allocation
-from hvdkit.launch.allocations.flux import parse_idset, parse_resources
+from hvdkit.launch.allocations.schedulers import parse_idset, parse_resources
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.hostfiles import FoundHosts, Host

@@ -12,17 +12,20 @@ import pytest
 
 from hvdkit.cli import main
 from hvdkit.errors import PlanError
-from hvdkit.tools.bench.plan import OURS
-from hvdkit.tools.bench.report import Case, Report
-from hvdkit.tools.plan.cluster import GIB, PRESETS, Calibration, Cluster, find_gpu
+from hvdkit.tools.bench.report import OURS, Case, Report
 from hvdkit.tools.plan.evaluate import Evaluation, build_csv, evaluate, read_table, summarise
-from hvdkit.tools.plan.layout import Layout, check_layout
+from hvdkit.tools.plan.layout import GIB, PRESETS, Calibration, Cluster, Layout, Transformer, check_layout, find_gpu
 from hvdkit.tools.plan.measured import with_links
-from hvdkit.tools.plan.memory import compute_memory, layer_activations
-from hvdkit.tools.plan.model import Transformer
 from hvdkit.tools.plan.search import Job, assess, search
 from hvdkit.tools.plan.sources import from_config, read_model
-from hvdkit.tools.plan.step import data_bandwidth, ring_s, stage_bandwidth, tensor_bandwidth
+from hvdkit.tools.plan.step import (
+    compute_memory,
+    data_bandwidth,
+    layer_activations,
+    ring_s,
+    stage_bandwidth,
+    tensor_bandwidth,
+)
 
 DATA = Path(__file__).parents[1] / "benchmarks" / "plan_data"
 A100 = PRESETS["a100-80"]

@@ -24,8 +24,7 @@ from hvdkit.engine.observe.recording import PlanFacts, RankFacts
 from hvdkit.errors import ProfileError
 from hvdkit.profiling.recordings import read_recordings
 from hvdkit.profiling.verdict import Verdict
-from hvdkit.tools.profile.collector import Collector, choose_addresses
-from hvdkit.tools.profile.run import forward
+from hvdkit.tools.profile.run import Collector, choose_addresses, forward
 from hvdkit.transport.addresses import LOOPBACK, list_addresses
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("rounds of buckets are recorded in hvdkit's own engine")]

@@ -21,8 +21,7 @@ from hvdkit.profiling.slow import find_change
 from hvdkit.profiling.steps import find_steps
 from hvdkit.profiling.text import describe, describe_slow
 from hvdkit.profiling.verdict import Verdict, analyse
-from hvdkit.tools.profile.report import build_report
-from hvdkit.tools.profile.trace import build_trace, list_spans
+from hvdkit.tools.profile.report import build_report, build_trace, list_spans
 
 FOUR_HOSTS = ("n1", "n1", "n2", "n2")
 

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from hvdkit import cli
 from hvdkit.errors import SubmitError
+from hvdkit.tools.submit.command import KINDS, SCHEDULERS, find_defaults
+from hvdkit.tools.submit.follow import State
 from hvdkit.tools.submit.job import (
     BatchJob,
     Warning,
@@ -29,13 +31,8 @@ from hvdkit.tools.submit.job import (
     parse_variable,
     parse_warning,
 )
-from hvdkit.tools.submit.kubernetes import read_mpijob_state
-from hvdkit.tools.submit.lsf import read_lsf_state
-from hvdkit.tools.submit.pbs import read_pbs_state
-from hvdkit.tools.submit.scheduler import State
-from hvdkit.tools.submit.slurm import read_slurm_state
-from hvdkit.tools.submit.table import KINDS, SCHEDULERS, find_defaults
-from hvdkit.tools.submit.trainjob import read_trainjob_state
+from hvdkit.tools.submit.kubernetes import read_mpijob_state, read_trainjob_state
+from hvdkit.tools.submit.scripts import read_lsf_state, read_pbs_state, read_slurm_state
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parents[1] / "examples" / "kubernetes"

@@ -15,10 +15,9 @@ import pytest
 
 from hvdkit import cli
 from hvdkit.errors import SubmitError
-from hvdkit.tools.submit.follow import Follower, submit_script
+from hvdkit.tools.submit.command import KINDS, SCHEDULERS
+from hvdkit.tools.submit.follow import Follower, State, submit_script
 from hvdkit.tools.submit.job import BatchJob, Warning
-from hvdkit.tools.submit.scheduler import State
-from hvdkit.tools.submit.table import KINDS, SCHEDULERS
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -102,13 +102,6 @@ def embed(figure: Any) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def build_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Build an HTML table of plain text."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
-
-
 def build_page(title: str, parts: Sequence[str]) -> str:
     """Build a whole HTML page. parts: HTML, one below the other."""
     return (

@@ -1,15 +1,15 @@
-"""Find a CUDA toolkit and NCCL."""
+"""Find a CUDA toolkit and NCCL, and what a build with them misses."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdkit.tools.installed import find_package
+from hvdkit.tools.installed import Frameworks, find_package, parse_numbers
 
 #: torch loads the NCCL of its wheel, so that goes before the system's: two NCCLs in a process conflict.
 NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -60,7 +60,8 @@ def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
     homes += [str(folder.parent.parent) for folder in ((Path(nvcc).resolve(), Path(nvcc)) if nvcc else ())]
     homes += [str(find_package(CUDA_WHEELS[0], _CUDA_WHEELS_HOME) or ""), "/usr/local/cuda"]
     cuda_homes = tuple(dict.fromkeys(filter(None, homes)))
-    cuda_home = next((home for home in cuda_homes if _is_cuda(Path(home))), "")
+    usable = (home for home in cuda_homes if os.access(Path(home, "bin/nvcc"), os.X_OK))
+    cuda_home = next((home for home in usable if _find_header(Path(home), "cuda_runtime.h") is not None), "")
     wheels = (find_package(name, "nvidia/nccl") for name in NCCL_WHEELS)
     homes = [environ.get(name, "") for name in ("HOROVOD_NCCL_HOME", "NCCL_HOME", "NCCL_ROOT")]
     homes += [*(str(folder) for folder in wheels if folder is not None), cuda_home, "/usr/local", "/usr"]
@@ -75,8 +76,34 @@ def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
     )
 
 
-def _is_cuda(home: Path) -> bool:
-    return os.access(home / "bin/nvcc", os.X_OK) and _find_header(home, "cuda_runtime.h") is not None
+def find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Iterator[tuple[str, str]]:
+    """Find what a build for GPUs misses, or what does not fit: what was found in its place, and how to install it."""
+    wanted = frameworks.torch_cuda
+    if frameworks.torch and not wanted:
+        yield (
+            f"torch {frameworks.torch} is a build without CUDA",
+            "a CUDA build of torch, as PyPI's wheels for Linux are",
+        )
+    if not tools.cuda_home:
+        version = f"=={wanted}.*" if parse_numbers(wanted)[:1] == (13,) else ""
+        packages = " ".join(f"'{name}{version}'" if version else name for name in CUDA_WHEELS)
+        yield (
+            "there is no CUDA toolkit (bin/nvcc with include/cuda_runtime.h) in "
+            f"{', '.join(tools.looked_for_cuda) or 'any of the usual places'}",
+            f"CUDA {wanted or 'of the version of your framework'}, and set CUDA_HOME to it; for CUDA 13 also "
+            f"pip install {packages}",
+        )
+    elif wanted and tools.cuda_version and parse_numbers(wanted)[0] != parse_numbers(tools.cuda_version)[0]:
+        yield (
+            f"torch {frameworks.torch} is for CUDA {wanted}, and {tools.cuda_home} is CUDA {tools.cuda_version}",
+            f"a toolkit of CUDA {wanted}, and set CUDA_HOME to it; or torch for CUDA {tools.cuda_version}",
+        )
+    if nccl and tools.nccl is None:
+        package = NCCL_WHEELS[1 if parse_numbers(wanted)[:1] == (12,) else 0]
+        yield (
+            f"there is no NCCL (include/nccl.h with lib/libnccl.so) in {', '.join(tools.looked)}",
+            f"pip install {package}, or name the folder of another one with --nccl-home or HOROVOD_NCCL_HOME",
+        )
 
 
 def _find_header(home: Path, name: str) -> Path | None:

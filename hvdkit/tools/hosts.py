@@ -19,18 +19,9 @@ from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 def write_json(found: FoundHosts) -> str:
     """Write hosts as JSON: source, hosts, ranks and notes; slots null for as many as the host has cores."""
-    return (
-        json.dumps(
-            {
-                "source": found.source,
-                "hosts": [asdict(host) for host in found.hosts],
-                "ranks": found.ranks,
-                "notes": found.notes,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    hosts = [asdict(host) for host in found.hosts]
+    document = {"source": found.source, "hosts": hosts, "ranks": found.ranks, "notes": found.notes}
+    return json.dumps(document, indent=2) + "\n"
 
 
 def write_table(found: FoundHosts) -> str:
@@ -96,9 +87,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description=_EXPLANATION,
         epilog=_EXAMPLES,
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a list of hosts; - for standard input")
-    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and slots, as for hvdrun")
-    parser.add_argument(
+    add = parser.add_argument
+    add("file", nargs="?", metavar="FILE", help="a list of hosts; - for standard input")
+    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and slots, as for hvdrun")
+    add(
         "--from",
         "--hostfile-format",
         dest="format",
@@ -114,9 +106,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help=f"what to write: {', '.join(SHOWN)}, or one of these formats (default: table)",
     )
     form.add_argument("--json", dest="to", action="store_const", const="json", help="print JSON, as --to json does")
-    parser.add_argument(
-        "--slots-per-host", type=count, metavar="N", help="slots of hosts without a number, and of all hosts of a job"
-    )
+    add("--slots-per-host", type=count, metavar="N", help="slots of hosts without a number, and of all hosts of a job")
     parser.set_defaults(run=run)
 
 

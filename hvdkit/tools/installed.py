@@ -11,15 +11,8 @@ from pathlib import Path
 PACKAGES_OF = {
     "torch": ("torch",),
     "tensorflow": (
-        "tensorflow",
-        "tensorflow-cpu",
-        "tensorflow-gpu",
-        "tensorflow-rocm",
-        "tensorflow-aarch64",
-        "tensorflow-intel",
-        "intel-tensorflow",
-        "tf-nightly",
-        "tf-nightly-cpu",
+        *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tensorflow-aarch64"),
+        *("tensorflow-intel", "intel-tensorflow", "tf-nightly", "tf-nightly-cpu"),
     ),
 }
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)

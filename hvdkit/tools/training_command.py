@@ -115,7 +115,8 @@ def plan_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> list
             f"{hvdrun[0].words[0]} and {launcher} both start ranks. Give the number of ranks to {launcher}, or leave "
             f"{launcher} out."
         )
-    return plan_hvdrun(hvdrun, words) if hvdrun or (not launcher and _is_python(words)) else words
+    is_python = bool(words) and (Path(words[0]).name.startswith("python") or words[0].endswith(".py"))
+    return plan_hvdrun(hvdrun, words) if hvdrun or (not launcher and is_python) else words
 
 
 def split_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> tuple[tuple[HvdrunOption, ...], list[str]]:
@@ -165,10 +166,6 @@ def find_launcher(command: Sequence[str]) -> str:
 def strip_dashes(command: Sequence[str]) -> list[str]:
     """Leave out the -- that ends the options."""
     return list(command[1:] if command[:1] == ["--"] else command)
-
-
-def _is_python(command: Sequence[str]) -> bool:
-    return bool(command) and (Path(command[0]).name.startswith("python") or command[0].endswith(".py"))
 
 
 class _Parser(argparse.ArgumentParser):

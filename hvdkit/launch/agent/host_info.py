@@ -1,4 +1,8 @@
-"""What this host offers a rank: cores, GPUs, shared memory, interfaces, free ports. Cheap: every start waits for it."""
+"""What this host offers a rank: CPUs, GPUs, shared memory, interfaces, free ports. Cheap: every start waits for it.
+
+CPUs are shared out among the ranks: divide() plans, bind() acts. GPUs are read from /proc and /sys, as nvidia-smi may
+take seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,228 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from .devices import read_gpus
+SYSTEM = Path("/sys/devices/system")
+
+
+class Cpu(NamedTuple):
+    """A hardware thread, by its number.
+
+    core: the lowest number of those on its physical core. node: of its NUMA node, or of its socket where no nodes are
+    shown.
+    """
+
+    number: int
+    core: int
+    node: int
+
+
+def read_topology(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cpu, ...]:
+    """Look up these CPUs; each is a core of its own, on node 0, where nothing is shown. system: /sys/devices/system."""
+    nodes = {
+        number: int(folder.name[len("node") :])
+        for folder in system.glob("node/node[0-9]*")
+        for number in parse_cpus(_read_text(folder / "cpulist"))
+    }
+    found = []
+    for number in sorted(cpus):
+        topology = system / f"cpu/cpu{number}/topology"
+        siblings = parse_cpus(_read_text(topology / "core_cpus_list") or _read_text(topology / "thread_siblings_list"))
+        socket = _read_text(topology / "physical_package_id")
+        node = nodes.get(number, int(socket) if re.fullmatch(r"\d+", socket) else 0)
+        found.append(Cpu(number, min([number, *siblings]), node))
+    return tuple(found)
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Write out a list such as "0-3,8" in ascending order; what is not of this form counts for nothing."""
+    numbers: set[int] = set()
+    for first, last in re.findall(r"(?<![0-9])([0-9]{1,4})(?:-([0-9]{1,4}))?(?![0-9])", text):
+        numbers.update(range(int(first), int(last or first) + 1))
+    return sorted(numbers)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Write a set such as {0, 1, 2, 3, 8} as "0-3,8"."""
+    ranges: list[list[int]] = []
+    for number in sorted(cpus):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+_DRIVER, _DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/sys/bus/pci/devices")
+#: With these, numbers in CUDA_VISIBLE_DEVICES may count the GPUs of the job instead of those of the host.
+_SLURM = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+
+
+def read_gpus(environ: Mapping[str, str], driver: Path = _DRIVER, devices: Path = _DEVICES) -> list[list[str]]:
+    """List [PCI bus id, CPUs near it, as "0-31"] of each GPU, in CUDA's order; both "" where the order is not known.
+
+    environ: of the rank. Empty if the rank sees none, if the driver shows none here, or with CUDA_VISIBLE_DEVICES that
+    names parts of GPUs (MIG) or one twice.
+    """
+    try:
+        folders = sorted(driver.iterdir())
+    except OSError:
+        return []
+    details = [_read_text(folder / "information") for folder in folders]
+    gpus = [[folder.name, _read_text(devices / folder.name.lower() / "local_cpulist")] for folder in folders]
+    uuids = [_find("GPU UUID", text) for text in details]
+    alike = len({_find("Model", text) for text in details}) == 1  # else CUDA begins with the fastest
+    ordered = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if any(name in environ for name in _SLURM) or not ordered:
+        gpus = [["", ""] for _ in folders]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return gpus
+    words = [word.strip() for word in visible.split(",")]
+    if "MIG-" in visible or len(set(words)) < len(words):
+        return []
+    found = []
+    for word in words:
+        by_uuid = [at for at, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
+        at = by_uuid[0] if by_uuid else int(word) if re.fullmatch("[0-9]{1,3}", word) else len(gpus)
+        if at >= len(gpus):
+            break  # CUDA ignores an entry that is invalid, and all after it
+        found.append(gpus[at])
+    return found
+
+
+def _find(name: str, text: str) -> str:
+    found = re.search(rf"^{name}:\s*(.*?)\s*$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+class Share(NamedTuple):
+    """What a rank has of its host. cpus: that it may run on. threads: to compute with, one a core. bound: by hvdkit."""
+
+    cpus: frozenset[int]
+    threads: int
+    bound: bool = False
+
+
+def divide(cpus: Sequence[Cpu], ranks: int, kind: str) -> list[Share] | None:
+    """Share out CPUs among the ranks of a host, in their order; None if there are fewer cores than ranks.
+
+    Each rank gets whole cores that follow each other, at least its part of them rounded down; they are of one node
+    unless someone would have fewer for that. kind: "core" for just these, "numa" for all CPUs of the nodes that they
+    are of.
+    """
+    cores: dict[tuple[int, int], list[Cpu]] = {}
+    for cpu in sorted(cpus, key=lambda one: (one.node, one.core, one.number)):
+        cores.setdefault((cpu.node, cpu.core), []).append(cpu)
+    if len(cores) < ranks:
+        return None
+    nodes: dict[int, set[int]] = {}
+    for cpu in cpus:
+        nodes.setdefault(cpu.node, set()).add(cpu.number)
+    shares = []
+    for names in _cut(list(cores), ranks):
+        mine = {cpu.number for name in names for cpu in cores[name]}
+        if kind == "numa":
+            mine = set().union(*(nodes[node] for node, _ in names))
+        shares.append(Share(frozenset(mine), len(names), bound=True))
+    return shares
+
+
+def divide_near(cpus: Sequence[Cpu], near: Sequence[str], kind: str) -> list[Share] | None:
+    """Share out the CPUs near GPUs among the ranks that have these GPUs; None if some would have no core of its own.
+
+    near: the CPUs near the GPU of each rank, as "0-31". kind: see divide(). CPUs that are near no rank's GPU go unused.
+    """
+    ranks: dict[tuple[Cpu, ...], list[int]] = {}  # by the CPUs near their GPUs
+    for at, text in enumerate(near):
+        numbers = set(parse_cpus(text))
+        ranks.setdefault(tuple(cpu for cpu in cpus if cpu.number in numbers), []).append(at)
+    if len({cpu for mine in ranks for cpu in mine}) < sum(map(len, ranks)):
+        return None  # what is near one GPU is partly near another
+    found: dict[int, Share] = {}
+    for mine, places in ranks.items():
+        shares = divide(mine, len(places), kind)
+        if shares is None:
+            return None
+        found.update(zip(places, shares, strict=True))
+    return [found[at] for at in range(len(near))]
+
+
+def _cut(cores: Sequence[tuple[int, int]], ranks: int) -> list[Sequence[tuple[int, int]]]:
+    """Cut (node, core), in order, into a piece for each rank."""
+    by_node: dict[int, list[tuple[int, int]]] = {}
+    for core in cores:
+        by_node.setdefault(core[0], []).append(core)
+    least = len(cores) // ranks
+    room = [len(of_node) // least for of_node in by_node.values()]  # ranks that find `least` cores on each node
+    if ranks < len(by_node) or sum(room) < ranks:
+        return _even(cores, ranks)
+    counts = [0] * len(room)
+    sizes = [len(of_node) for of_node in by_node.values()]
+    for _ in range(ranks):  # where there are most cores for one more
+        open_nodes = [at for at, most in enumerate(room) if counts[at] < most]
+        counts[max(open_nodes, key=lambda at: sizes[at] / (counts[at] + 1))] += 1
+    pieces = zip(by_node.values(), counts, strict=True)
+    return [piece for of_node, count in pieces if count for piece in _even(of_node, count)]
+
+
+def _even(cores: Sequence[tuple[int, int]], pieces: int) -> list[Sequence[tuple[int, int]]]:
+    edges = [len(cores) * piece // pieces for piece in range(pieces + 1)]
+    return [cores[edges[piece] : edges[piece + 1]] for piece in range(pieces)]
+
+
+def plan_share(allowed: Collection[int], order: Mapping[str, Any], local_size: int) -> Share:
+    """Find out what this rank has.
+
+    allowed: CPUs that it may run on as it was started. order: see hvdkit.launch.plan.registration; {} without hvdrun.
+    local_size: ranks of this host; 0 if that is not known.
+    """
+    if "divide" in order:
+        ranks = int(order["ranks"])
+        cpus, kind, near = read_topology(order["divide"]), str(order["kind"]), order.get("near")
+        shares = (divide_near(cpus, near, kind) if near else None) or divide(cpus, ranks, kind)
+        return shares[int(order["at"])] if shares else Share(frozenset(allowed), 1)
+    cores = len({cpu.core for cpu in read_topology(allowed)})
+    return Share(frozenset(allowed), max(1, cores // (int(order.get("sharers", 0)) or local_size or 1)))
+
+
+def allowed_cpus() -> frozenset[int]:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+@contextlib.contextmanager
+def bind(share: Share) -> Iterator[str]:
+    """What is started in here is bound to the share's CPUs; gives what prevents it, or ""."""
+    if not share.bound:
+        yield ""
+        return
+    before = os.sched_getaffinity(0)
+    problem = ""
+    try:
+        os.sched_setaffinity(0, share.cpus)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    try:
+        yield problem
+    finally:
+        os.sched_setaffinity(0, before)
+
 
 _UP, _LOOPBACK = 0x1, 0x8
 # InfiniBand and RoCE, Slingshot, Omni-Path, and what Open MPI and MPICH reach them through.
@@ -53,7 +274,7 @@ def read_interfaces() -> list[list[object]]:
             wanted = entry.flags & _UP and not entry.flags & _LOOPBACK
             if wanted and entry.address and entry.netmask and entry.address.contents.family in _PLACES:
                 name, family = os.fsdecode(entry.name), entry.address.contents.family
-                address, mask = (_bytes_of(each.contents, family) for each in (entry.address, entry.netmask))
+                address, mask = (bytes(each.contents.data)[_PLACES[family]] for each in (entry.address, entry.netmask))
                 bits = bin(int.from_bytes(mask, "big")).count("1")
                 found.append([name, socket.inet_ntop(family, address), bits, read_speed(name)])
             each = entry.next
@@ -64,10 +285,6 @@ def read_interfaces() -> list[list[object]]:
 
 # Where in a socket's address, after its family, the bytes of the host's stand.
 _PLACES = {int(socket.AF_INET): slice(2, 6), int(socket.AF_INET6): slice(6, 22)}
-
-
-def _bytes_of(address: _SocketAddress, family: int) -> bytes:
-    return bytes(address.data)[_PLACES[family]]
 
 
 def read_speed(name: str) -> int:

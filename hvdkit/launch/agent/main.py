@@ -20,7 +20,8 @@ def main(arguments: list[str]) -> int:
     Options before it are for replacements of lost ranks: `--joins N` gives the number, and `--like P` the process of
     the agent of another rank on this host, whose environment is taken.
     """
-    own, command = split_arguments(arguments)
+    end = arguments.index("--")
+    own, command = arguments[:end], arguments[end + 1 :]
     if "--like" in own:
         at = own.index("--like")
         like = read_environment_of(int(own[at + 1]))
@@ -56,12 +57,6 @@ def main(arguments: list[str]) -> int:
         # Open MPI's daemon reports no exit code to the other ranks, which would wait for this one for ever.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
-
-
-def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split into the agent's own arguments, and the command."""
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
 
 
 def _say(identity: RankIdentity, what: str) -> None:

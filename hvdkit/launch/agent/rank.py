@@ -13,33 +13,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .devices import Share, allowed_cpus, bind, format_cpus, plan_share
-from .host_info import has_fabric, hold_free_ports, probe_host, read_interfaces
+from . import wire
+from .host_info import (
+    Share,
+    allowed_cpus,
+    bind,
+    format_cpus,
+    has_fabric,
+    hold_free_ports,
+    plan_share,
+    probe_host,
+    read_interfaces,
+)
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
 from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, colour_prefix, open_terminal, set_window, write_all
-from .wire import (
-    ASK,
-    BYE,
-    END,
-    ENDED_BY_HVDRUN,
-    EVENT,
-    GO,
-    HELLO,
-    PAUSE,
-    SAVE,
-    SIGNAL,
-    STACKS,
-    START,
-    STDERR,
-    STDOUT,
-    STOP,
-    WINDOW,
-    ControlConnection,
-    HvdrunLost,
-    read_start_order,
-)
+from .wire import ControlConnection, HvdrunLost
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
@@ -103,7 +93,7 @@ class Agent:
         reaper.watch(self.child.pid)
         threads, cpus = variables["OMP_NUM_THREADS"], format_cpus(share.cpus)
         start = {"pid": self.child.pid, "threads": threads, "cpus": cpus, "bound": share.bound}
-        self._send(START, json.dumps(start).encode())
+        self._send(wire.START, json.dumps(start).encode())
         self._execute(self.early_frames)
         self._relay(wake)
         end_session(self.child.pid)  # what the command has left behind, in whatever process group
@@ -121,7 +111,7 @@ class Agent:
         hello.update(process=name_process(environ), machine=probe_host(environ), ports=list(self.held_ports))
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
-        self.control.send(HELLO, json.dumps(hello).encode())
+        self.control.send(wire.HELLO, json.dumps(hello).encode())
         while True:
             try:
                 frames = self.control.receive()
@@ -130,10 +120,13 @@ class Agent:
                 raise
             self.early_frames += frames
             kinds = [kind for kind, _ in self.early_frames]
-            if any(kind == STOP or (kind == SIGNAL and int(number) not in _KEPT) for kind, number in self.early_frames):
+            if any(
+                kind == wire.STOP or (kind == wire.SIGNAL and int(number) not in _KEPT)
+                for kind, number in self.early_frames
+            ):
                 raise HvdrunLost("hvdrun is ending the job")
-            if GO in kinds:
-                return read_start_order(self.early_frames.pop(kinds.index(GO))[1])
+            if wire.GO in kinds:
+                return wire.read_start_order(self.early_frames.pop(kinds.index(wire.GO))[1])
 
     def _start(
         self, command: list[str], variables: dict[str, str], window: list[int] | None, share: Share
@@ -148,8 +141,8 @@ class Agent:
             targets[0] = inner
             if both:
                 targets[1] = inner
-            self._add_stream(self.terminal, STDOUT, live=True)
-        for number, kind in enumerate((STDOUT, STDERR)):
+            self._add_stream(self.terminal, wire.STDOUT, live=True)
+        for number, kind in enumerate((wire.STDOUT, wire.STDERR)):
             if targets[number] < 0:
                 source, targets[number] = os.pipe()
                 self._add_stream(source, kind, live=False)
@@ -167,7 +160,7 @@ class Agent:
                 )
             if prevented:
                 cpus = format_cpus(share.cpus)
-                self._emit(STDERR, self.prefix + f"hvdkit: cannot bind the rank to CPUs {cpus}: {prevented}\n".encode())
+                self._say(f"cannot bind the rank to CPUs {cpus}: {prevented}")
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"
@@ -206,7 +199,7 @@ class Agent:
                 if words is None:
                     poll.unregister(events)
                 elif words:
-                    self._send(EVENT, words)
+                    self._send(wire.EVENT, words)
             if self.control is None:
                 for control in controls:
                     poll.unregister(control)
@@ -215,13 +208,14 @@ class Agent:
                 self._receive_frames()
             for fd in ready:
                 if fd in sources:
-                    data = sources[fd].read()
+                    stream = sources[fd]
+                    data = stream.read()
                     if data is None:
                         poll.unregister(fd)
                         data = sources.pop(fd).finish()
-                    self._emit_from(fd, data)
+                    self._emit(stream.kind, data)
             if self.log is not None and (problem := self.log.take_problem()):
-                self._emit(STDERR, self.prefix + f"hvdkit: its log is incomplete from here on: {problem}\n".encode())
+                self._say(f"its log is incomplete from here on: {problem}")
             self._answer()
             now = time.monotonic()
             for stream in sources.values():
@@ -237,9 +231,6 @@ class Agent:
                     for stream in sources.values():
                         self._emit(stream.kind, stream.finish())
                     return
-
-    def _emit_from(self, fd: int, data: bytes) -> None:
-        self._emit(next(stream.kind for stream in self.streams if stream.source == fd), data)
 
     def _read_events(self) -> bytes | None:
         """Read messages of the rank, whole ones only; None at their end. One that is too long is dropped."""
@@ -260,7 +251,7 @@ class Agent:
         with contextlib.suppress(ChildProcessError):  # it has ended
             change = os.waitid(os.P_PID, self.child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
             if change is not None:
-                self._send(PAUSE, str(change.si_status if change.si_code != os.CLD_CONTINUED else 0).encode())
+                self._send(wire.PAUSE, str(change.si_status if change.si_code != os.CLD_CONTINUED else 0).encode())
 
     def _receive_frames(self) -> None:
         assert self.control is not None
@@ -274,19 +265,19 @@ class Agent:
     def _execute(self, frames: Sequence[tuple[bytes, bytes]]) -> None:
         assert self.child is not None
         for kind, payload in frames:
-            number = signal.Signals(int(payload)) if kind == SIGNAL else None
-            if kind == STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
-                self._end_rank(ENDED_BY_HVDRUN)
+            number = signal.Signals(int(payload)) if kind == wire.SIGNAL else None
+            if kind == wire.STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
+                self._end_rank(wire.ENDED_BY_HVDRUN)
             elif number is not None:
                 self._pass_on(number)
-            elif kind == SAVE and catches(self.child.pid, signal.SIGTERM):
+            elif kind == wire.SAVE and catches(self.child.pid, signal.SIGTERM):
                 self._pass_on(signal.SIGTERM)
-            elif kind == ASK:
+            elif kind == wire.ASK:
                 self.stack_requests.append((payload, StackCollector(self.child.pid)))
-            elif kind == EVENT and self.channel is not None:
+            elif kind == wire.EVENT and self.channel is not None:
                 with contextlib.suppress(OSError):  # it has ended, or does not listen
                     self.channel.send(payload, socket.MSG_DONTWAIT)
-            elif kind == WINDOW and self.terminal is not None:
+            elif kind == wire.WINDOW and self.terminal is not None:
                 rows, columns = json.loads(payload)
                 set_window(self.terminal, rows, columns - len(self.prefix))
 
@@ -296,7 +287,7 @@ class Agent:
             stacks = collector.look()
             if stacks is not None:
                 self.stack_requests.remove((query, collector))
-                self._send(STACKS, json.dumps({"query": int(query), "processes": stacks}).encode())
+                self._send(wire.STACKS, json.dumps({"query": int(query), "processes": stacks}).encode())
 
     def _lose_control(self, why: str) -> None:
         with contextlib.suppress(OSError):
@@ -340,10 +331,13 @@ class Agent:
             self._send(kind, data)
             return
         try:
-            write_all(1 if kind == STDOUT else 2, data)
+            write_all(1 if kind == wire.STDOUT else 2, data)
         except OSError:
             self.output_closed = True
             self._end_rank("its output cannot be written any more")
+
+    def _say(self, text: str) -> None:
+        self._emit(wire.STDERR, self.prefix + f"hvdkit: {text}\n".encode())
 
     def _send(self, kind: bytes, payload: bytes) -> None:
         if self.control is not None:
@@ -356,20 +350,20 @@ class Agent:
         for stream in self.streams:
             os.close(stream.source)
         last = next((stream for stream in reversed(self.streams) if stream.tail), None)
-        tail, kind = (list(last.tail), last.kind) if last is not None else ([], STDERR)
+        tail, kind = (list(last.tail), last.kind) if last is not None else ([], wire.STDERR)
         if problem:
-            self._emit(STDERR, self.prefix + problem.encode() + b"\n")
-            tail, kind = [problem.encode()], STDERR
+            self._emit(wire.STDERR, self.prefix + problem.encode() + b"\n")
+            tail, kind = [problem.encode()], wire.STDERR
         status = self.child.returncode if self.child is not None else code
         end = {
             "code": code,
             "signal": -status if status < 0 else 0,
             "ended_by": self.ended_by,
             "tail": [line.decode(errors="replace") for line in tail],
-            "tail_of_stderr": kind == STDERR,
+            "tail_of_stderr": kind == wire.STDERR,
             "time": time.time(),
         }
-        self._send(END, json.dumps(end).encode())
+        self._send(wire.END, json.dumps(end).encode())
         if code and self.control is not None and not self.elastic:
             self._await_bye(code)
         return code
@@ -382,7 +376,7 @@ class Agent:
             poll.register(source, select.POLLIN)
         try:
             while time.monotonic() < deadline:
-                if poll.poll(200) and any(kind in (BYE, STOP) for kind, _ in self.control.receive()):
+                if poll.poll(200) and any(kind in (wire.BYE, wire.STOP) for kind, _ in self.control.receive()):
                     return
         except HvdrunLost:
             return

@@ -58,8 +58,8 @@ class _Process:
 
     def ask_main_thread(self) -> None:
         """Ask for the stack of the main thread, which answers wherever it is."""
-        if self.memory is not None:
-            _signal_main_thread(self.pid, self.memory.signal)
+        if self.memory is not None:  # as tgkill(2); kill(2) may choose another thread
+            ctypes.CDLL(None).syscall(*map(ctypes.c_long, (_TGKILL, self.pid, self.pid, self.memory.signal)))
 
     def look(self) -> bool:
         """Take in what has been written; True if that is more than before."""
@@ -123,8 +123,3 @@ def _find_memory(pid: int) -> _Memory | None:
                 if match and int(match[1]) == pid:
                     return _Memory(f"{files}/{name}", int(match[2]), f"{files}/{match[3]}", match[4])
     return None
-
-
-def _signal_main_thread(pid: int, number: int) -> None:
-    """As tgkill(2); kill(2) may choose another thread. Nothing is done if the process has ended."""
-    ctypes.CDLL(None).syscall(*map(ctypes.c_long, (_TGKILL, pid, pid, number)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hvdkit.launch.allocations.default_hostfile import read_default_hostfile
-from hvdkit.launch.allocations.sagemaker import read_sagemaker
+from hvdkit.launch.allocations.sagemaker import read_default_hostfile, read_sagemaker
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
 from hvdkit.launch.hostfiles import FoundHosts
 

@@ -1,6 +1,8 @@
-"""The hosts of a SageMaker training job, from the variables that its training toolkit sets (ENVIRONMENT_VARIABLES.md).
+"""Hosts without a scheduler: of a SageMaker training job, and of the default hostfile of an MPI.
 
-The toolkit starts the entry point on every host, or with distribution={"mpi": ...} the ranks by its own mpirun.
+SageMaker's training toolkit sets variables (ENVIRONMENT_VARIABLES.md) and starts the entry point on every host, or with
+distribution={"mpi": ...} the ranks by its own mpirun. A default hostfile is named by a variable of Open MPI, MPICH or
+Intel MPI; the MPI Operator of Kubernetes sets these in its launcher pod.
 """
 
 from __future__ import annotations
@@ -8,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.hostfiles import FoundHosts, Host
-from hvdkit.launch.hostfiles.names import check_name
+from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile
+from hvdkit.launch.hostfiles.names import check_name, is_slots
 
 _MORE = "set them here with --slots-per-host"
 _INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}", re.ASCII)
@@ -60,3 +63,33 @@ def _read_hosts(text: str) -> list[str]:
         return [check_name(name) for name in names]
     except (ValueError, RecursionError) as problem:
         raise LaunchError(f"SM_HOSTS={text[:200]!r}: {problem}. {cure}") from None
+
+
+# The file, its dialect, and the variable with the slots of hosts that have none in the file. The MPI Operator writes
+# pod:slots for Intel MPI too, which Intel's own -hostfile does not allow.
+_VARIABLES = (
+    ("PRTE_MCA_prte_default_hostfile", "openmpi", "PRTE_MCA_prte_set_default_slots"),
+    ("OMPI_MCA_orte_default_hostfile", "openmpi", "OMPI_MCA_orte_set_default_slots"),
+    ("HYDRA_HOST_FILE", "kubernetes", ""),
+    ("I_MPI_HYDRA_HOST_FILE", "kubernetes", "I_MPI_PERHOST"),
+)
+
+
+def read_default_hostfile(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+    """Read the hosts of the default hostfile; None if no variable names one."""
+    for name, dialect, default in _VARIABLES:
+        if name in environ:
+            found = find_hostfile(environ[name], dialect, slots or _read_default_slots(environ, default))
+            return replace(found, source=f"{name}={environ[name]}", allocated=True)
+    return None
+
+
+def _read_default_slots(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "").strip()
+    if value in ("", "cores", "allcores", "all"):
+        return None
+    if not is_slots(value):
+        raise LaunchError(
+            f"{name}={value!r} is not a number of slots. Correct it, or use --slots-per-host, which overrides it."
+        )
+    return int(value)

@@ -1,25 +1,153 @@
-"""The allocations of schedulers: Slurm, PBS (Pro, OpenPBS, Torque), LSF, SGE (Grid Engine), Flux and HTCondor."""
+"""The allocations of schedulers: Slurm, PBS (Pro, OpenPBS, Torque), LSF, SGE (Grid Engine), Flux and HTCondor.
+
+Flux sets no variable that lists hosts (flux-environment(7)), so its command is asked for R, the resource set (Flux RFC
+20, version 1): in a batch script or a shell of `flux alloc` that of the instance, in a job that of the job.
+sshd.sh of HTCondor, which openmpiscript and mp2script source, starts an sshd on each node of the parallel universe and
+writes a line for it to a contact file on node 0: the node's number, its host, the port, and more.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.allocations.flux import read_flux
-from hvdkit.launch.allocations.htcondor import read_htcondor
 from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile, merge_hosts
-from hvdkit.launch.hostfiles.grammars import count_repeats
-from hvdkit.launch.hostfiles.names import is_slots
-from hvdkit.launch.hostfiles.scheduler_lists import (
+from hvdkit.launch.hostfiles.grammars import (
     SLURM_NODELISTS,
     add_slurm_counts,
+    count_repeats,
     parse_lsf_pairs,
     parse_lsf_repeats,
     parse_nodelist,
 )
+from hvdkit.launch.hostfiles.names import MOST_HOSTS, check_name, is_slots
+from hvdkit.launch.process import run_program
 from hvdkit.world import is_slurm_step
+
+_FLUX_TIMEOUT_S = 20.0
+_FLUX_MORE = "request more with flux alloc or flux batch (-N, -n, -c), or set them here with --slots-per-host"
+
+
+def read_flux(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+    """Read the resources of this job, else of this instance; None without FLUX_URI.
+
+    A host has a slot for each of its GPUs, else for each of its cores. Raises LaunchError.
+    """
+    if "FLUX_URI" not in environ:
+        return None
+    tasks, job = environ.get("FLUX_JOB_SIZE", "1"), environ.get("FLUX_JOB_ID", "")
+    if job and tasks != "1":
+        raise LaunchError(
+            f"flux run started hvdrun {tasks} times. Start hvdrun once, in a script of flux batch or a shell of flux "
+            "alloc; or start the training script itself with flux run."
+        )
+    source = f"Flux job {job}" if job else "the Flux instance"
+    program = shutil.which("flux", path=environ.get("PATH", os.defpath))
+    if program is None:
+        raise LaunchError("FLUX_URI is set, but flux is not on PATH. Add it to PATH, or name the hosts with -H.")
+    words = ("job", "info", job, "R") if job else ("resource", "R")
+    result = run_program([program, *words], environ=environ, timeout_s=_FLUX_TIMEOUT_S)
+    command = f"flux {' '.join(words)}"
+    if result.status != 0:
+        raise LaunchError(
+            f"{command}: {result.ending}: {result.output.strip()[-300:]}. Check FLUX_URI, or name the hosts with -H."
+        )
+    try:
+        hosts = parse_resources(result.stdout, slots)
+    except ValueError as problem:
+        raise LaunchError(f"{command}: {problem}. Name the hosts with -H.") from None
+    counted = "GPU" if any("gpu" in children for _, children in _list_children(json.loads(result.stdout))) else "core"
+    note = f"{source}: a host has a slot for each {counted}. Set another number of ranks with --slots-per-host."
+    return FoundHosts(hosts, source, () if slots else (note,), more=_FLUX_MORE, allocated=True)
+
+
+def parse_resources(text: str, slots: int | None = None) -> tuple[Host, ...]:
+    """Parse R in JSON into its hosts, in the order of Flux's ranks. Raises ValueError with what is wrong."""
+    try:
+        resources = json.loads(text)
+        names = [host.name for part in resources["execution"]["nodelist"] for host in parse_nodelist(part)]
+        children = dict(_list_children(resources))
+        if len(children) != len(names):
+            raise ValueError(f"it has resources of {len(children)} ranks, and {len(names)} hosts")
+        counts = [
+            len(parse_idset(own.get("gpu", ""))) or len(parse_idset(own["core"])) or 1
+            for _, own in sorted(children.items())
+        ]
+    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"{text[:200]!r} is not a resource set of version 1 ({problem})") from None
+    if not names:
+        raise ValueError("it has no hosts")
+    return tuple(Host(name, slots or count) for name, count in zip(names, counts, strict=True))
+
+
+def _list_children(resources: Any) -> Iterator[tuple[int, Mapping[str, str]]]:
+    for entry in resources["execution"]["R_lite"]:
+        for rank in parse_idset(entry["rank"]):
+            yield rank, entry["children"]
+
+
+def parse_idset(text: str) -> list[int]:
+    """Parse numbers and ranges like 0-3,7 (Flux RFC 22); brackets may stand around them. Raises ValueError."""
+    numbers: list[int] = []
+    for part in filter(None, text.removeprefix("[").removesuffix("]").split(",")):
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if last < first or last - first >= MOST_HOSTS:
+            raise ValueError(f"{text[:100]!r} is not a list of numbers like 0-3,7")
+        numbers += range(first, last + 1)
+    return numbers
+
+
+_HTCONDOR_MORE = "request more with machine_count, or set them here with --slots-per-host"
+
+
+def read_htcondor(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+    """Read the contact file, with a slot for each node; None outside of the parallel universe.
+
+    Raises LaunchError on a node other than 0, and without a contact file if there is more than one node.
+    """
+    node, nodes = environ.get("_CONDOR_PROCNO"), environ.get("_CONDOR_NPROCS", "1")
+    if node is None or nodes == "1":
+        return None
+    if node != "0":
+        raise LaunchError(
+            f"HTCondor has started this on each of {nodes} nodes, and this is node {node}. Start hvdrun on node 0 "
+            "only, as openmpiscript does with mpirun."
+        )
+    path = environ.get("CONDOR_CONTACT_FILE") or f"{environ.get('_CONDOR_SCRATCH_DIR', '.')}/contact"
+    try:
+        hosts = _parse_contacts(Path(path).read_text(errors="replace"), path)
+    except (OSError, ValueError) as problem:  # ValueError: a null byte in the name
+        raise LaunchError(
+            f"HTCondor's contact file {path!r} cannot be read: {problem}. Source sshd.sh of HTCondor's libexec "
+            "before hvdrun, or name the hosts with -H."
+        ) from None
+    if slots:
+        hosts = tuple(replace(host, slots=slots) for host in hosts)
+    return FoundHosts(hosts, f"HTCondor's {path}", more=_HTCONDOR_MORE, allocated=True)
+
+
+def _parse_contacts(text: str, path: str) -> tuple[Host, ...]:
+    hosts: dict[int, Host] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        try:
+            if len(words) < 2 or not (words[0].isascii() and words[0].isdecimal()):
+                raise ValueError(f"{line[:100]!r} does not begin with the number of a node and its host")
+            hosts[int(words[0])] = Host(check_name(words[1]))
+        except ValueError as problem:
+            raise LaunchError(f"{path}:{number}: {problem}. Name the hosts with -H.") from None
+    if not hosts:
+        raise LaunchError(f"{path} is empty: no sshd of HTCondor has started. Name the hosts with -H.")
+    return merge_hosts(hosts[node] for node in sorted(hosts))
+
 
 _SLURM_LISTS = r"SLURM_(JOB_)?NODELIST|SLURM_JOB_NODELIST_HET_GROUP_\d+"
 _SLURM_MORE = "request more from Slurm with --ntasks-per-node, or set them here with --slots-per-host"

@@ -6,7 +6,7 @@ Each option is accepted with its meaning, or refused with a cure.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,44 +15,32 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.parser import OptionParser, record_settings
 from hvdkit.optional_import import optional_import
 
-# Section -> key -> flag.
-_VALUES: Mapping[str, Mapping[str, str]] = {
-    "params": {
-        "fusion_threshold_mb": "--fusion-threshold-mb",
-        "cycle_time_ms": "--cycle-time-ms",
-        "cache_capacity": "--cache-capacity",
-    },
-    "autotune": {
-        "log_file": "--autotune-log-file",
-        "warmup_samples": "--autotune-warmup-samples",
-        "steps_per_sample": "--autotune-steps-per-sample",
-        "bayes_opt_max_samples": "--autotune-bayes-opt-max-samples",
-        "gaussian_process_noise": "--autotune-gaussian-process-noise",
-    },
-    "timeline": {"filename": "--timeline-filename"},
-    "stall_check": {
-        "warning_time_seconds": "--stall-check-warning-time-seconds",
-        "shutdown_time_seconds": "--stall-check-shutdown-time-seconds",
-    },
-    "library_options": {
-        "num_nccl_streams": "--num-nccl-streams",
-        "thread_affinity": "--thread-affinity",
-        "gloo_timeout_seconds": "--gloo-timeout-seconds",
-    },
-    "logging": {"level": "--log-level"},
+# Section -> what its options begin with.
+_PREFIXES = {
+    "params": "--",
+    "autotune": "--autotune-",
+    "timeline": "--timeline-",
+    "stall_check": "--stall-check-",
+    "library_options": "--",
+    "logging": "--log-",
 }
-# Section -> key -> (flag for true, flag for false).
-_SWITCHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "params": {
-        "hierarchical_allreduce": ("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-        "hierarchical_allgather": ("--hierarchical-allgather", "--no-hierarchical-allgather"),
-        "torus_allreduce": ("--torus-allreduce", "--no-torus-allreduce"),
-    },
-    "autotune": {"enabled": ("--autotune", "--no-autotune")},
-    "timeline": {"mark_cycles": ("--timeline-mark-cycles", "--no-timeline-mark-cycles")},
-    "stall_check": {"enabled": ("--stall-check", "--no-stall-check")},
-    "library_options": {"mpi_threads_disable": ("--mpi-threads-disable", "--no-mpi-threads-disable")},
-    "logging": {"with_timestamp": ("--log-with-timestamp", "--log-without-timestamp")},
+# Section -> its keys with a value; an option is called as its key, with dashes.
+_VALUES: Mapping[str, Sequence[str]] = {
+    "params": ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity"),
+    "autotune": "log_file warmup_samples steps_per_sample bayes_opt_max_samples gaussian_process_noise".split(),
+    "timeline": ("filename",),
+    "stall_check": ("warning_time_seconds", "shutdown_time_seconds"),
+    "library_options": ("num_nccl_streams", "thread_affinity", "gloo_timeout_seconds"),
+    "logging": ("level",),
+}
+# Section -> its keys that are switches, of which false is the option with --no- before it.
+_SWITCHES: Mapping[str, Sequence[str]] = {
+    "params": ("hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce"),
+    "autotune": ("enabled",),
+    "timeline": ("mark_cycles",),
+    "stall_check": ("enabled",),
+    "library_options": ("mpi_threads_disable",),
+    "logging": ("with_timestamp",),
 }
 _CONTROLLERS = {"mpi": "--mpi", "gloo": "--gloo"}
 
@@ -97,19 +85,24 @@ def write_flags(content: Any, path: str) -> list[str]:
 def _write_entry(section: str, key: str, value: Any, flags: list[str], problems: list[str]) -> None:
     if value is None:
         return
+    flag = f"{_PREFIXES[section]}{key.replace('_', '-')}".removesuffix("-enabled")
     if key in _SWITCHES[section]:
         if isinstance(value, bool):
-            flags.append(_SWITCHES[section][key][not value])
+            flags.append(flag if value else _negate(flag))
         else:
             problems.append(f"{section}.{key}: {value!r} is not a switch; use true or false")
     elif key in _VALUES[section]:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
-            flags.append(f"{_VALUES[section][key]}={value}")
+            flags.append(f"{flag}={value}")
         else:
             problems.append(f"{section}.{key}: {value!r} is not a single value")
     else:
         known = ", ".join((*_VALUES[section], *_SWITCHES[section]))
         problems.append(f"{section}.{key} is not an entry; use {known}")
+
+
+def _negate(flag: str) -> str:
+    return flag.replace("-with-", "-without-") if "-with-" in flag else flag.replace("--", "--no-", 1)
 
 
 @dataclass(frozen=True)
@@ -275,12 +268,11 @@ class _Refuse(argparse.Action):
 
 def add_horovod_flags(parser: OptionParser) -> None:
     """Add the options, without names that hvdrun has itself."""
-    group = parser.add_argument_group(
+    group, add = parser.add_group(
         "options of horovodrun",
         "Its other options are refused; the error says what to use instead." if parser.everything else None,
     )
-    parser.add(
-        group,
+    add(
         "--config-file",
         metavar="FILE",
         help="horovodrun's YAML file of settings; options on the command line override it",

@@ -32,7 +32,7 @@ from hvdkit.launch.plan.launcher_choice import LauncherChoice, detect_launchers,
 from hvdkit.launch.plan.resolve_hosts import find_addresses
 
 if TYPE_CHECKING:
-    from hvdkit.launch.job.interruption import Interruption
+    from hvdkit.launch.job.output import Interruption
     from hvdkit.launch.job.runner import Runner
 
 
@@ -69,7 +69,7 @@ def _start(
 ) -> int:
     import asyncio  # slow to import, and not needed for --help and --dry-run
 
-    from hvdkit.launch.job.interruption import Interruption
+    from hvdkit.launch.job.output import Interruption
 
     interruption = Interruption(output)
     if not job.config.elastic:
@@ -121,20 +121,14 @@ def _build_runner(
     as_planned = all(host.slots for host in job.hosts) and job.binding is None and not job.launcher_arguments
     one_host_of_many_names = job.local and len(job.hosts) > 1
     job_options = JobOptions(
-        size=job.ranks,
-        command=job.command,
-        environ=job.environ,
+        job=job,
         addresses=addresses,
         planned=plan_places(job.ranks, job.hosts) if as_planned and not one_host_of_many_names else (),
         slots={host.name: host.slots or 0 for host in job.hosts} if job.elastic else {},
-        networks=job.networks,
         start_timeout_s=options.start_timeout,
         save_timeout_s=options.save_timeout,
         verbose=options.verbose,
         logs=options.output_filename or "",
-        bind=job.bind,
-        own_gpus=job.own_gpus,
-        share_gpus=config.share_gpus,
         min_ranks=max(1, config.min_np) if job.elastic else 0,
         metrics_port=options.metrics_port,
         hang_timeout_s=config.elastic_patience_s if config.elastic else 0.0,

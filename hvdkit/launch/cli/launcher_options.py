@@ -9,7 +9,7 @@ import shlex
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.numbers import port
-from hvdkit.launch.cli.parser import OptionParser
+from hvdkit.launch.cli.parser import Add
 from hvdkit.launch.plan.launcher_choice import LAUNCHERS
 
 
@@ -21,30 +21,26 @@ def add_ssh_flags(group: argparse._ActionsContainer, *, shown: bool = True) -> N
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh" if shown else hide)
 
 
-def add_launcher_options(parser: OptionParser, group: argparse._ArgumentGroup) -> None:
+def add_launcher_options(add: Add) -> None:
     """Add the options of launchers; those of horovodrun have its names."""
-    parser.add(
-        group,
+    add(
         "--launcher",
         choices=LAUNCHERS,
         brief="program that starts the ranks",
         help="program that starts the ranks; ssh is mpirun over ssh, without the scheduler",
     )
-    parser.add(group, "--jsrun", action="store_true", help="same as --launcher jsrun")
-    parser.add(
-        group,
+    add("--jsrun", action="store_true", help="same as --launcher jsrun")
+    add(
         "--mpi-args",
         metavar="ARGS",
         help='additional arguments of the launcher, as --mpi-args="--report-bindings"',
     )
-    parser.add(
-        group,
+    add(
         "--binding-args",
         metavar="ARGS",
         help="arguments of the launcher that place and bind ranks, instead of --bind",
     )
-    parser.add(
-        group,
+    add(
         "--no-forward-env",
         action="append",
         metavar="PATTERN",
@@ -52,7 +48,7 @@ def add_launcher_options(parser: OptionParser, group: argparse._ArgumentGroup) -
         "variables are sent, unencrypted between hosts. Those of -x, and those that ranks need to start, as PATH, are "
         "always sent",
     )
-    parser.add(group, "--tcp", action="store_true", help="use only TCP between hosts")
+    add("--tcp", action="store_true", help="use only TCP between hosts")
 
 
 def choose_launcher(options: argparse.Namespace) -> str:

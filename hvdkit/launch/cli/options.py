@@ -116,9 +116,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_ranks_and_hosts(parser: OptionParser) -> None:
-    group = parser.add_argument_group("ranks and hosts")
-    parser.add(
-        group,
+    _, add = parser.add_group("ranks and hosts")
+    add(
         *("-np", "-n"),
         dest="ranks",
         type=numbers.ranks_or_word,
@@ -129,25 +128,22 @@ def _add_ranks_and_hosts(parser: OptionParser) -> None:
         "visible GPU of this machine. With gpu or --device-transport nccl, ranks that would share a GPU are refused; "
         "otherwise hvdrun warns of them, as the job may be one on CPUs",
     )
-    parser.add(group, "-H", "--hosts", metavar="HOST:N,...", brief=True, help="hosts and their slots")
-    parser.add(
-        group,
+    add("-H", "--hosts", metavar="HOST:N,...", brief=True, help="hosts and their slots")
+    add(
         "--hostfile",
         metavar="FILE",
         brief="file of hosts: Open MPI, MPICH, PBS, Slurm, ...",
         aliases=("-hostfile",),
         help="file of hosts, as for Open MPI, MPICH, PBS, Slurm, ...",
     )
-    parser.add(
-        group,
+    add(
         "--hostfile-format",
         default=AUTO,
         choices=(AUTO, *sorted(DIALECTS)),
         metavar="NAME",
         help=f"format of the hostfile: {AUTO} (default), {', '.join(sorted(DIALECTS))}",
     )
-    parser.add(
-        group,
+    add(
         "--slots-per-host",
         type=numbers.count,
         metavar="N",
@@ -157,105 +153,93 @@ def _add_ranks_and_hosts(parser: OptionParser) -> None:
 
 
 def _add_launching(parser: OptionParser) -> None:
-    group = parser.add_argument_group("launching")
-    parser.add(
-        group,
+    group, add = parser.add_group("launching")
+    add(
         *("-m", "--module"),
         action="store_true",
         brief="the command is a Python module, as python -m",
         help="the command is a Python module, as with python -m",
     )
-    parser.add(
-        group,
+    add(
         *("-x", "--env"),
         action="append",
         metavar="NAME[=VALUE]",
         brief="variable for all ranks; may be repeated",
         help="variable for all ranks, with this value or the one it has here; may be repeated",
     )
-    add_launcher_options(parser, group)
+    add_launcher_options(add)
     add_ssh_flags(group, shown=parser.everything)
-    parser.add(
-        group,
+    add(
         "--network-interfaces",
         metavar="NAME",
         brief="network between hosts",
         aliases=("--network-interface",),
         help="interfaces or subnets between the hosts, separated by commas (default: the subnet that all hosts share)",
     )
-    parser.add(
-        group,
+    add(
         "--start-timeout",
         type=numbers.seconds,
         default=60.0,
         metavar="SECONDS",
         help="time in which all ranks must start (default: 60)",
     )
-    parser.add(
-        group,
+    add(
         "--save-timeout",
         type=numbers.seconds_or_none,
         default=25.0,
         metavar="SECONDS",
         help="time for ranks with a SIGTERM handler to save and exit after hvdrun receives SIGTERM (default: 25)",
     )
-    parser.add(
-        group,
+    add(
         "--alias-horovod",
         action="store_true",
         brief="run a script for Horovod without changes",
         help="run a script for Horovod without changes: `import horovod...` imports hvdkit; experimental patches of "
         "Keras restore what Keras 3 removed",
     )
-    parser.add(
-        group,
+    add(
         "--wrap",
         action="store_true",
         brief="experimental: run a script for one process",
         help="experimental: run a PyTorch or Keras 3 script for one process without changes, by patches of the "
         "framework; a table lists what is changed; see --wrap-batch",
     )
-    parser.add(
-        group,
+    add(
         "--mpi-backend",
         action="store_true",
         help='torch.distributed: let hvdkit answer to the backend "mpi", which wheels of PyTorch lack, and to "hvdkit" '
         "without an import",
     )
-    parser.add(group, "--dry-run", action="store_true", brief=True, help="print the launcher's command line, and exit")
+    add("--dry-run", action="store_true", brief=True, help="print the launcher's command line, and exit")
 
 
 def _add_output(parser: OptionParser) -> None:
-    group = parser.add_argument_group("output")
-    parser.add(
-        group,
+    group, add = parser.add_group("output")
+    add(
         "--output-filename",
         metavar="DIR",
         brief="also write output to DIR/rank.N.log",
         help="also write each rank's output to DIR/rank.N.log",
     )
-    parser.add(
-        group,
+    add(
         "--show-ranks",
         type=numbers.rank_list,
         metavar="LIST",
         brief="show the output of these ranks only: 0,2 or 0-3",
         help="show the output of these ranks only, as 0,2 or 0-3",
     )
-    parser.add(group, "--no-prefix", action="store_true", brief=True, help="do not write the rank before each line")
-    parser.add(group, "--tag-output", action="store_true", help="write the rank before each line (default)")
+    add("--no-prefix", action="store_true", brief=True, help="do not write the rank before each line")
+    add("--tag-output", action="store_true", help="write the rank before each line (default)")
     parser.add(
         group, *("-q", "--quiet"), action="store_true", brief=True, help="print hvdrun's own lines only on a problem"
     )
-    parser.add(
-        group,
+    add(
         "--verbose",
         action="store_true",
         brief=True,
         help="print the launcher, and the host and CPUs of each rank",
     )
-    parser.add(
-        group,
+    add(
         "--metrics-port",
         type=numbers.port_or_any,
         metavar="PORT",
@@ -265,20 +249,18 @@ def _add_output(parser: OptionParser) -> None:
 
 
 def _add_elastic(parser: OptionParser) -> None:
-    group = parser.add_argument_group("elastic")
+    group, add = parser.add_group("elastic")
     settings = {each.name: each for each in read_settings({})}
     for name in _ELASTIC:
         _add_setting(parser, group, settings[name])
-    parser.add(
-        group,
+    add(
         "--host-discovery-script",
         metavar="SCRIPT",
         brief="program that prints the current hosts",
         help="program that prints the current hosts, one host:slots per line; hvdrun runs it at each start and every "
         "second",
     )
-    parser.add(
-        group,
+    add(
         "--blacklist-cooldown-range",
         aliases=("--blacklist-cooldown",),
         type=numbers.seconds,
@@ -287,15 +269,13 @@ def _add_elastic(parser: OptionParser) -> None:
         help="seconds until a lost host is used again: MIN after its first loss, then longer, up to MAX (default: it "
         "is never used again)",
     )
-    parser.add(
-        group,
+    add(
         "--reset-limit",
         type=numbers.count_or_none,
         metavar="N",
         help="maximum number of restarts of the job (default: no limit)",
     )
-    parser.add(
-        group,
+    add(
         "--elastic-timeout",
         type=numbers.seconds_or_none,
         metavar="SECONDS",
@@ -322,10 +302,9 @@ def _add_setting(parser: OptionParser, group: argparse._ArgumentGroup, setting: 
 
 
 def _add_help(parser: OptionParser) -> None:
-    group = parser.add_argument_group("help")
-    parser.add(group, *("-h", "--help"), action="help", brief=True, help="print the common options, and exit")
-    parser.add(
-        group,
+    _, add = parser.add_group("help")
+    add(*("-h", "--help"), action="help", brief=True, help="print the common options, and exit")
+    add(
         "--help-all",
         action=_HelpAll,
         nargs=0,
@@ -334,8 +313,7 @@ def _add_help(parser: OptionParser) -> None:
         brief=True,
         help="print all options",
     )
-    parser.add(
-        group,
+    add(
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
@@ -344,8 +322,7 @@ def _add_help(parser: OptionParser) -> None:
         metavar=f"{{{','.join(SHELLS)}}}",
         help="print the completion script of a shell",
     )
-    parser.add(
-        group,
+    add(
         *("-v", "--version"),
         action="version",
         version=f"hvdrun {__version__}",

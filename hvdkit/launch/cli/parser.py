@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvdkit.config import read_config
@@ -35,6 +36,10 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{names} {self._format_args(action, action.dest.upper())}"
 
 
+#: Adds an option to a group, see OptionParser.add.
+Add = Callable[..., argparse.Action]
+
+
 class OptionParser(argparse.ArgumentParser):
     """Parses options; what follows them is the command of the ranks.
 
@@ -44,6 +49,11 @@ class OptionParser(argparse.ArgumentParser):
     def __init__(self, prog: str, *, everything: bool, **options: Any) -> None:
         self.everything = everything
         super().__init__(prog=prog, formatter_class=Formatter, allow_abbrev=False, add_help=False, **options)
+
+    def add_group(self, title: str, description: str | None = None) -> tuple[argparse._ArgumentGroup, Add]:
+        """Add a group to the help; returns it, and `add` for its options."""
+        group = self.add_argument_group(title, description)
+        return group, functools.partial(self.add, group)
 
     def add(
         self,

@@ -21,9 +21,8 @@ from hvdkit.launch.elastic.restart_policy import (
     name_host,
 )
 from hvdkit.launch.hostfiles import format_hosts
-from hvdkit.launch.job.interruption import Interruption
 from hvdkit.launch.job.outcome import Outcome
-from hvdkit.launch.job.output import Output
+from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.ranks import count_ranks
 from hvdkit.launch.job.runner import Runner
 

@@ -1,7 +1,7 @@
 """Hosts and their slots, parsed from -H and from hostfiles. Text in, `Host` out; nothing is started."""
 
 from hvdkit.launch.hostfiles.dialects import DIALECTS, find_dialect
-from hvdkit.launch.hostfiles.host import FoundHosts, Host, format_hosts, merge_hosts, settle_slots
+from hvdkit.launch.hostfiles.names import FoundHosts, Host, format_hosts, merge_hosts, settle_slots
 from hvdkit.launch.hostfiles.parsing import AUTO, find_hostfile, parse_host_list, parse_hostfile
 
 __all__ = [

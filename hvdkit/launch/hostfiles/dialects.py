@@ -7,30 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.hostfiles.grammars import (
-    Reading,
-    content_lines,
-    count_repeats,
-    keep_first,
-    parse_keyed,
-    parse_numbered,
-    parse_single_name,
-    read_lines,
-    refuse_repeats,
-    require_slots,
-)
-from hvdkit.launch.hostfiles.host import Host
-from hvdkit.launch.hostfiles.names import check_user, parse_hosts, parse_list
-from hvdkit.launch.hostfiles.scheduler_lists import (
-    is_lsf,
-    is_sge,
-    is_slurm,
-    parse_lsf_line,
-    parse_sge_line,
-    read_slurm,
-    write_lsf,
-    write_slurm,
-)
+from hvdkit.launch.hostfiles import grammars
+from hvdkit.launch.hostfiles.grammars import Reading, content_lines, read_lines
+from hvdkit.launch.hostfiles.names import Host, check_user, parse_hosts, parse_list
 
 _SLOTS = {"slots": "slots"}
 # Open MPI's own synonyms.
@@ -90,7 +69,7 @@ def _read_openmpi(text: str) -> Reading:
 def _parse_openmpi_line(content: str) -> list[Host]:
     if re.match(r"rank\s+[0-9]+\s*=", content):
         raise ValueError(f"{content!r} is a line of a rankfile, which hvdrun does not support. Write: node1 slots=4")
-    return parse_keyed(content, _OPENMPI_KEYS)
+    return grammars.parse_keyed(content, _OPENMPI_KEYS)
 
 
 def _write_openmpi_line(host: Host) -> str:
@@ -100,14 +79,14 @@ def _write_openmpi_line(host: Host) -> str:
 
 def _parse_horovod_line(content: str) -> list[Host]:
     if "=" in content or " " in content or "\t" in content:
-        return require_slots(parse_keyed(content, _SLOTS), content, "Horovod")
-    return require_slots(parse_list(content, parse_numbered), content, "Horovod")
+        return grammars.require_slots(grammars.parse_keyed(content, _SLOTS), content, "Horovod")
+    return grammars.require_slots(parse_list(content, grammars.parse_numbered), content, "Horovod")
 
 
 def _read_deepspeed(text: str) -> Reading:
     """Read user@host too, which DeepSpeed itself skips."""
-    parse_once = refuse_repeats(
-        lambda content: require_slots(parse_keyed(content, _SLOTS), content, "DeepSpeed"),
+    parse_once = grammars.refuse_repeats(
+        lambda content: grammars.require_slots(grammars.parse_keyed(content, _SLOTS), content, "DeepSpeed"),
         ", which DeepSpeed does not allow. Add its slots up in one line",
     )
     return read_lines(content_lines(text), parse_once)
@@ -118,7 +97,7 @@ def _read_hydra(text: str) -> Reading:
 
     def parse_line(content: str) -> list[Host]:
         place, *words = content.split()
-        hosts = parse_numbered(place)
+        hosts = grammars.parse_numbered(place)
         for word in words:
             key, equals, value = word.partition("=")
             if key == "user" and equals:
@@ -148,7 +127,7 @@ def _parse_intel_line(content: str) -> list[Host]:
 def _parse_kubernetes_line(content: str) -> list[Host]:
     first, _, rest = content.partition(" ")
     content = rest.strip().strip("'\"") if first == "echo" else content
-    return parse_keyed(content, _SLOTS) if "=" in content else parse_list(content, parse_numbered)
+    return grammars.parse_keyed(content, _SLOTS) if "=" in content else parse_list(content, grammars.parse_numbered)
 
 
 def _is_discovery_script(text: str) -> bool:
@@ -158,7 +137,7 @@ def _is_discovery_script(text: str) -> bool:
 
 def _read_plain(text: str) -> Reading:
     why = ". Write it once and use --slots-per-host, or use --hostfile-format pbs if a line stands for a rank"
-    return read_lines(content_lines(text), refuse_repeats(parse_hosts, why))
+    return read_lines(content_lines(text), grammars.refuse_repeats(parse_hosts, why))
 
 
 #: By name, in the order in which a text is tried.
@@ -169,10 +148,10 @@ DIALECTS: dict[str, Dialect] = {
             name="slurm",
             title="Slurm",
             sample="node[1-3],node7",
-            parse=read_slurm,
-            write=write_slurm,
+            parse=grammars.read_slurm,
+            write=grammars.write_slurm,
             rule="a host runs one rank unless SLURM_TASKS_PER_NODE gives more",
-            could_be=is_slurm,
+            could_be=grammars.is_slurm,
         ),
         Dialect(  # PRRTE's too
             name="openmpi",
@@ -197,7 +176,7 @@ DIALECTS: dict[str, Dialect] = {
             name="pbs",
             title="PBS",
             sample="node1",
-            parse=_by_line(parse_single_name, count_repeats),
+            parse=_by_line(grammars.parse_single_name, grammars.count_repeats),
             write=lambda hosts: "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts),
             rule="a host runs one rank per line with its name",
             carries=frozenset({"slots", "ipv6"}),
@@ -206,21 +185,21 @@ DIALECTS: dict[str, Dialect] = {
             name="lsf",
             title="LSF",
             sample="node1 4 node2 4",
-            parse=_by_line(parse_lsf_line, count_repeats),
-            write=write_lsf,
+            parse=_by_line(grammars.parse_lsf_line, grammars.count_repeats),
+            write=grammars.write_lsf,
             rule="a host runs one rank each time it is listed, or as many as the number after it",
             carries=frozenset({"slots", "ipv6"}),
-            could_be=is_lsf,
+            could_be=grammars.is_lsf,
         ),
         Dialect(
             name="sge",
             title="SGE",
             sample="node1 4 all.q@node1 UNDEFINED",
-            parse=_by_line(parse_sge_line),
+            parse=_by_line(grammars.parse_sge_line),
             write=_each(lambda host: f"{host.name} {host.slots} all.q@{host.name} UNDEFINED"),
             rule="every host has slots",
             carries=frozenset({"slots", "ipv6"}),
-            could_be=is_sge,
+            could_be=grammars.is_sge,
         ),
         Dialect(  # a hostfile of the MPI Operator or Volcano, discover_hosts.sh, or its output
             name="kubernetes",
@@ -235,7 +214,7 @@ DIALECTS: dict[str, Dialect] = {
             name="machinefile",
             title="Intel MPI's -machinefile",
             sample="node1:4",
-            parse=_by_line(parse_numbered),
+            parse=_by_line(grammars.parse_numbered),
             write=_each(lambda host: f"{host.name}:{host.slots}"),
             rule="a host without a number runs one rank",
         ),
@@ -243,7 +222,7 @@ DIALECTS: dict[str, Dialect] = {
             name="intel",
             title="Intel MPI's -hostfile",
             sample="node1",
-            parse=_by_line(_parse_intel_line, keep_first),
+            parse=_by_line(_parse_intel_line, grammars.keep_first),
             write=_each(lambda host: host.name),
             default_slots=None,
             rule="a host runs as many ranks as it has cores (or -ppn), and a repeated host counts once",

@@ -8,8 +8,7 @@ from pathlib import Path
 from hvdkit.errors import HostfileError, LaunchError
 from hvdkit.launch.hostfiles.dialects import DIALECTS, Dialect, find_dialect
 from hvdkit.launch.hostfiles.grammars import Reading, parse_numbered, read_lines
-from hvdkit.launch.hostfiles.host import FoundHosts, Host, format_hosts, merge_hosts, settle_slots
-from hvdkit.launch.hostfiles.names import split_list
+from hvdkit.launch.hostfiles.names import FoundHosts, Host, format_hosts, merge_hosts, settle_slots, split_list
 
 #: Recognise the dialect from the text.
 AUTO = "auto"

@@ -1,15 +1,18 @@
-"""Where the output of ranks and launcher meets: whole lines of one rank at a time."""
+"""Where the output of ranks and launcher meets: whole lines of one rank at a time; and the signals that end a job."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+
 
 _HVDRUN = -1
 # A return to the line's start, or a control sequence other than that of a colour.
@@ -149,7 +152,7 @@ class LauncherOutput:
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Read to the end."""
-        import asyncio  # slow to load, and hvdrun --help gets here
+        import asyncio
 
         while data := await stream.read(1 << 16):
             self._held += data
@@ -166,3 +169,48 @@ class LauncherOutput:
     def _show_if_wanted(self) -> None:
         if self._wanted():
             self.show()
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """Whether hvdrun was asked to end the job, and how.
+
+    number: the first signal; 0 for none. hurried: by another one than SIGTERM, which schedulers send more than once.
+    on_signal: called after each. output: a write to it that waits for a reader does not keep hvdrun from ending.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self.number = 0
+        self.hurried = False
+        self.on_signal: Callable[[], None] = lambda: None
+        self._output = output
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle the signals within; the loop has to run."""
+        import asyncio  # slow to load, and hvdrun --help gets here
+
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._record, number)
+            signal.signal(number, self._unblock)  # is called at once; the loop calls _record when no write blocks it
+        signal.signal(signal.SIGALRM, self._unblock)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _record(self, number: signal.Signals) -> None:
+        self.hurried = self.hurried or number != signal.SIGTERM
+        self.number = self.number or int(number)
+        self.on_signal()
+
+    def _unblock(self, number: int, frame: object) -> None:
+        left_s = self._output.leave_unread_write()
+        if left_s > 0:
+            signal.setitimer(signal.ITIMER_REAL, left_s)

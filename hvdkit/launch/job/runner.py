@@ -19,15 +19,14 @@ from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.elastic.restart_policy import name_host
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
-from hvdkit.launch.introspect.metrics_server import MetricsServer
+from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.interruption import Interruption
 from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_output
-from hvdkit.launch.job.output import LauncherOutput, Output
+from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
-from hvdkit.launch.plan.job import Launch, format_shell_line
+from hvdkit.launch.plan.job import Job, Launch, format_shell_line
 from hvdkit.launch.plan.registration import Registration, StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
 
@@ -44,16 +43,10 @@ _SAVED_END_S, _CHECK_S = 5.0, 1.0
 class JobOptions:
     """What a job is to be, and its limits."""
 
-    size: int  # ranks to start with
-    environ: Mapping[str, str]  # of the launcher
-    command: tuple[str, ...] = ()  # of the ranks, for display
+    job: Job
     addresses: tuple[str, ...] = ()  # of this host, as other hosts reach it; () if all ranks are on this host
     planned: tuple[tuple[str, int], ...] = ()  # (host, ranks) in the order of ranks; () if the user decides otherwise
     slots: Mapping[str, int] = field(default_factory=dict)  # of the planned hosts, where replacements may start
-    networks: tuple[str, ...] = ()  # interfaces or subnets for traffic between hosts; () to choose
-    bind: str = "auto"  # ranks to cores, see the setting
-    own_gpus: str | None = ""  # what asks for one GPU a rank; "" to warn of ranks that share one, None to allow it
-    share_gpus: bool = False  # see the setting
     logs: str = ""  # the folder of the ranks' logs
     verbose: bool = False  # report every start, and show the output of the launcher at once
     start_timeout_s: float = 60.0  # for all ranks to start
@@ -80,7 +73,7 @@ class Runner:
     ) -> None:
         self.options, self.output = options, output
         self._interruption = interruption
-        self.ranks = Ranks(options.size)
+        self.ranks = Ranks(options.job.ranks)
         self._build = build
         self._changed = asyncio.Event()
         self._queries = QueryServer(self._describe, lambda query: self._control.send_all(wire.ASK, query))
@@ -112,7 +105,7 @@ class Runner:
         for line in result.lines:
             self.output.say(line)
         if self.options.verbose and not result.code:
-            who = "the remaining ranks" if self.ranks.left_behind else f"all {self.options.size} ranks"
+            who = "the remaining ranks" if self.ranks.left_behind else f"all {self.ranks.size} ranks"
             self.output.say(f"{who} ended with exit code 0.")
 
     async def run_once(self) -> JobResult:
@@ -173,7 +166,7 @@ class Runner:
         self._control.send_all(wire.SAVE)
 
     async def _run_launcher(self, launch: Launch, folder: RuntimeDirectory) -> int:
-        environ = {**self.options.environ, **launch.variables}
+        environ = {**self.options.job.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
         reaper = SessionReaper(_ESCALATION, folder.path, folder.lock)
@@ -273,14 +266,14 @@ class Runner:
     def _start_ranks(self) -> None:
         """Let the ranks start their commands, if all have registered from where they should be."""
         self._refused = self._control.problem
-        if self._refused or len(self._control.arrivals) < self.options.size:
+        if self._refused or len(self._control.arrivals) < self.ranks.size:
             return
         self._refused = check_layout(self.options.planned, self.ranks.hosts)
         if self._refused:
             return
         resources = [(one.host, one.resources) for one in self._control.arrivals.values()]
         try:
-            troubles = check_gpus(resources, self.options.own_gpus)
+            troubles = check_gpus(resources, self.options.job.own_gpus)
             orders = self._plan_orders(self._control.arrivals)
         except LaunchError as error:
             self._refused = str(error)
@@ -297,11 +290,17 @@ class Runner:
     def _plan_orders(self, arrivals: Mapping[int, Registration]) -> StartOrders:
         names = {rank: name_host(rank, {}, self.options.planned) for rank in arrivals}
         slots = {rank: self.options.slots.get(name, 0) for rank, name in names.items()}
-        options, job = self.options, self._name if self.options.rank_variables else ""
-        window, share = self.output.window, options.share_gpus
-        held = {rank: order["cores"] for rank, order in self._control.orders.items()}
+        job, name = self.options.job, self._name if self.options.rank_variables else ""
         return plan_start_orders(
-            arrivals, options.environ, options.networks, window, options.bind, slots, job, share_gpus=share, held=held
+            arrivals,
+            job.environ,
+            job.networks,
+            self.output.window,
+            job.bind,
+            slots,
+            name,
+            share_gpus=job.config.share_gpus,
+            held={rank: order["cores"] for rank, order in self._control.orders.items()},
         )
 
     def _is_cut_off(self) -> bool:
@@ -343,8 +342,8 @@ class Runner:
         hosts = {str(rank): host for rank, host in sorted(self.ranks.hosts.items())}
         return {
             "name": self._name,
-            "command": shlex.join(self.options.command),
-            "size": self.options.size,
+            "command": shlex.join(self.options.job.command),
+            "size": self.ranks.size,
             "hosts": hosts,
             "since": self._since,
             "state": "ending"

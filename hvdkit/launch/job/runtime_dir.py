@@ -32,7 +32,7 @@ class RuntimeDirectory:
     def __init__(self, kind: str = "") -> None:
         problems = []
         for parent in _candidates():
-            problem = self._try(parent, f"{kind}-{os.getpid()}" if kind else str(os.getpid()))
+            problem = self._make(parent, f"{kind}-{os.getpid()}" if kind else str(os.getpid()))
             if not problem:
                 return
             problems.append(f"{parent}: {problem}")
@@ -42,28 +42,23 @@ class RuntimeDirectory:
             "(flock), as tmpfs has."
         )
 
-    def _try(self, parent: str, word: str) -> str:
+    def _make(self, parent: str, word: str) -> str:
         """Make the folder in this one; returns why that cannot be, "" if it is made."""
         try:
-            self._make(parent, word)
-        except OSError as error:
-            return error.strerror or str(error)
-        except LaunchError as error:
-            return str(error)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, 0o700)
+            _check(parent)
+            with _locked(parent):
+                _remove_abandoned(parent)
+                names = (word if n == 1 else f"{word}-{n}" for n in range(1, 1000))  # containers may share /tmp
+                self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
+                self.path = os.path.join(parent, self.name)
+                os.mkdir(self.path, 0o700)
+                self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self.lock, fcntl.LOCK_EX)
+        except (OSError, LaunchError) as error:
+            return getattr(error, "strerror", None) or str(error)
         return ""
-
-    def _make(self, parent: str, word: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(parent, 0o700)
-        _check(parent)
-        with _locked(parent):
-            _remove_abandoned(parent)
-            names = (word if n == 1 else f"{word}-{n}" for n in range(1, 1000))  # containers may share /tmp
-            self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
-            self.path = os.path.join(parent, self.name)
-            os.mkdir(self.path, 0o700)
-            self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
         """Remove the folder with everything in it."""

@@ -62,7 +62,10 @@ def detect_launchers(
     scheduler = find_scheduler(environ)
     if scheduler == "sge" and mpi is not None and mpi.kind == "open_mpi" and (qrsh := _find_qrsh(environ)):
         programs["qrsh"] = qrsh
-    needs_pmi = "srun" in programs and scheduler == "slurm" and (wish == "srun" or mpi is None)
+    pmi = ""
+    if "srun" in programs and scheduler == "slurm" and (wish == "srun" or mpi is None):
+        cure = "Check Slurm on this host, or use --launcher ssh."
+        pmi = query([programs["srun"], "--mpi=list"], environ, _SRUN_TIMEOUT_S, cure)
     return LauncherEnvironment(
         scheduler=scheduler,
         local=local,
@@ -70,7 +73,7 @@ def detect_launchers(
         mpi=mpi,
         no_mpi=no_mpi,
         programs=programs,
-        pmi=_list_pmi(programs["srun"], environ) if needs_pmi else (),
+        pmi=parse_pmi_list(pmi),
         pmi_wish=environ.get("SLURM_MPI_TYPE", ""),
         pmi_library=environ.get("I_MPI_PMI_LIBRARY", ""),
         cray="CRAY_MPICH_DIR" in environ or "CRAY_MPICH_VERSION" in environ,
@@ -88,11 +91,6 @@ def _find_qrsh(environ: Mapping[str, str]) -> str:
         return ""
     path = os.pathsep.join((environ.get("PATH", os.defpath), f"{environ['SGE_ROOT']}/bin/{environ['ARC']}"))
     return shutil.which("qrsh", path=path) or ""
-
-
-def _list_pmi(srun: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    cure = "Check Slurm on this host, or use --launcher ssh."
-    return parse_pmi_list(query([srun, "--mpi=list"], environ, _SRUN_TIMEOUT_S, cure))
 
 
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "jsrun", "ssh")

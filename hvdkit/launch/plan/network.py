@@ -13,6 +13,9 @@ from hvdkit.errors import LaunchError
 _INSIDE = re.compile(r"docker\d*|br-[0-9a-f]{12}|podman\d*|cni\d+|virbr\d+|lxc(br)?\d+|lxdbr\d+|veth.*")
 
 
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
+
+
 @dataclass(frozen=True)
 class InterfaceAddress:
     """An address of a host's interface.
@@ -152,7 +155,7 @@ def parse_wish(text: str) -> tuple[str, ...]:
     Raises LaunchError with the parts that are neither.
     """
     parts = tuple(part.strip() for part in text.split(","))
-    wrong = [part for part in parts if not _is_name(part) and not _is_subnet(part)]
+    wrong = [part for part in parts if not _NAME.fullmatch(part) and not _is_subnet(part)]
     if wrong:
         raise LaunchError(
             f"--network-interfaces {text!r}: {', '.join(map(repr, wrong))} is neither an interface's name nor "
@@ -200,10 +203,6 @@ def _rate(hosts: Mapping[str, HostInterfaces], subnet: str) -> tuple[int, int, b
     speeds = [each.speed for _, each in inside]
     used = sum(connection.reached == each.address for connection, each in inside)
     return min(speeds), used, ":" not in subnet
-
-
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}", text) is not None
 
 
 def _is_subnet(text: str) -> bool:

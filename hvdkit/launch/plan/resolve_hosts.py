@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.devices import allowed_cpus
-from hvdkit.launch.agent.host_info import read_interfaces
+from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
 from hvdkit.launch.hostfiles import AUTO, FoundHosts, Host, find_hostfile, parse_host_list
@@ -34,18 +33,12 @@ def find_hosts(
     if format != AUTO and hostfile is None:
         raise LaunchError(f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.")
     if hostfile is not None:
-        return find_hostfile(hostfile, _find_format(hostfile, environ) if format == AUTO else format, slots)
+        own = {environ[each.nodefile]: each.name for each in SCHEDULERS if environ.get(each.nodefile)}
+        named = {Path(file): name for file, name in own.items()}.get(Path(hostfile), AUTO)
+        return find_hostfile(hostfile, named if format == AUTO else format, slots)
     if hosts is not None:
         return FoundHosts(parse_host_list(hosts, slots or 1), "-H")
     return read_allocation(environ, slots)
-
-
-def _find_format(path: str, environ: Mapping[str, str]) -> str:
-    for scheduler in SCHEDULERS:
-        nodefile = environ.get(scheduler.nodefile, "")
-        if nodefile and Path(path) == Path(nodefile):
-            return scheduler.name
-    return AUTO
 
 
 _SSH_TIMEOUT_S = 5.0

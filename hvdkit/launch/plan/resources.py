@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.devices import format_cpus
+from hvdkit.launch.agent.host_info import format_cpus
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.process import run_program
 
@@ -36,20 +36,22 @@ class HostResources:
     gpus: tuple[tuple[str, str], ...] = ()
 
 
+def take_fields(fields: object, what: str, **kinds: type) -> list[Any]:
+    """Take the values of an agent's report. Raises ValueError unless they are of these types."""
+    values = [fields.get(name) for name in kinds] if isinstance(fields, dict) else []
+    if list(map(type, values)) != list(kinds.values()):
+        raise ValueError(f"{str(fields)[:80]} is not {what}")
+    return values
+
+
 def parse_resources(message: Mapping[str, Any]) -> HostResources:
     """Parse an agent's message. Raises ValueError for an invalid one."""
     if not message:
         return HostResources()
-    values: list[Any] = [None] * 5
-    if isinstance(message, Mapping):
-        values = [message.get(name) for name in ("allowed", "cores", "shared_mib", "python", "gpus")]
-    allowed, cores, shared, python, gpus = values
-    if (
-        not isinstance(allowed, list)
-        or any(type(number) is not int for number in (*allowed, cores, shared))
-        or not isinstance(python, str)
-        or not isinstance(gpus, list)
-        or not all(isinstance(gpu, list) and len(gpu) == 2 and all(type(x) is str for x in gpu) for gpu in gpus)
+    kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list}
+    allowed, cores, shared, python, gpus = take_fields(message, "the resources of a host", **kinds)
+    if any(type(number) is not int for number in allowed) or not all(
+        isinstance(gpu, list) and list(map(type, gpu)) == [str, str] for gpu in gpus
     ):
         raise ValueError(f"{message!r} does not describe a host")
     return HostResources(tuple(allowed), cores, shared, python, tuple((name, cpus) for name, cpus in gpus))

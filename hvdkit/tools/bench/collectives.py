@@ -15,7 +15,7 @@ import hvdkit.torch as hvd
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HvdkitError
 from hvdkit.tools.bench.gpus import find_clock
-from hvdkit.tools.bench.plan import AS_BACKEND, CPU, IN_BUCKET, KINDS, LIBRARIES, OURS
+from hvdkit.tools.bench.report import AS_BACKEND, CPU, IN_BUCKET, KINDS, LIBRARIES, OURS
 from hvdkit.tools.bench.timing import Call, Turn, time_in_a_row
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.buckets import Buckets, BucketSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvdkit.launch.cli.numbers import count, seconds
 from hvdkit.setting import parse_bytes
-from hvdkit.tools.bench.plan import CPU, DEVICES, DTYPES, KINDS, SIZES, Plan
+from hvdkit.tools.bench.report import CPU, DEVICES, DTYPES, KINDS, SIZES, Plan
 from hvdkit.tools.training_command import add_hvdrun_options
 
 _EXPLANATION = """\

@@ -8,7 +8,7 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.plan import CPU
+from hvdkit.tools.bench.report import CPU
 from hvdkit.tools.bench.timing import HOST_CLOCK, Clock, EventClock
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import hvdkit.torch as hvd
 from hvdkit.errors import BenchError
 from hvdkit.launch.agent.session_reaper import die_with_parent
-from hvdkit.tools.bench.plan import CPU
+from hvdkit.tools.bench.report import CPU
 
 _START_S = 60.0
 _PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|continues)")

@@ -21,7 +21,8 @@ def serve(directory: str) -> None:
         connection.send(os.getpid())
         while (task := connection.recv()) is not None:
             function, arguments = task
-            connection.send(_call(_find(function), arguments))
+            module, _, name = function.partition(":")
+            connection.send(_call(getattr(importlib.import_module(module), name), arguments))
     horovod.shutdown()
 
 
@@ -31,11 +32,6 @@ def _call(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, 
         return function(*arguments), ""
     except (HorovodInternalError, RuntimeError, ValueError, TypeError) as error:
         return None, str(error) or type(error).__name__
-
-
-def _find(function: str) -> Any:
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 if __name__ == "__main__":

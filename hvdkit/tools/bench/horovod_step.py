@@ -10,9 +10,8 @@ import torch
 import hvdkit.torch as hvd
 from hvdkit.tools.bench.gpus import find_clock
 from hvdkit.tools.bench.horovod_job import HorovodJob
-from hvdkit.tools.bench.models import Model
-from hvdkit.tools.bench.plan import CPU, HOROVOD
-from hvdkit.tools.bench.step import WARM_UP, Step, find_models, make_step
+from hvdkit.tools.bench.models import WARM_UP, Model, Step, find_models, make_step
+from hvdkit.tools.bench.report import CPU, HOROVOD
 from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 
 #: hvdkit's optimizer in a process that runs Horovod's core.

@@ -1,4 +1,4 @@
-"""The models that hvdkit bench trains, as data.
+"""The models that hvdkit bench trains, and a step of one as each peer runs it: alone, with hvdkit, with torch's DDP.
 
 On CPUs one of large layers, one of convolutions, one of many small layers. On GPUs, in bfloat16 (autocast),
 ResNet-50 and a transformer with GPT-2 small's sizes, written here so that no other package is needed.
@@ -6,13 +6,17 @@ ResNet-50 and a transformer with GPT-2 small's sizes, written here so that no ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvdkit.tools.bench import plan
+import hvdkit.torch as hvd
+from hvdkit.tools.bench.gpus import MemoryUse, find_clock
+from hvdkit.tools.bench.report import CPU, CUDA, LIBRARIES, MODELS, NO_COMMUNICATION, OURS, select_models
+from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def _small_layers() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
-_MLP, _CONV, _SMALL_LAYERS = plan.MODELS[plan.CPU]
+_MLP, _CONV, _SMALL_LAYERS = MODELS[CPU]
 CPU_MODELS = (
     Model(_MLP, _mlp, lambda: (torch.randn(64, 1024), torch.randn(64, 1024))),
     Model(_CONV, _conv_net, lambda: (torch.randn(8, 3, 32, 32), torch.randn(8, 10))),
@@ -139,16 +143,88 @@ class Transformer(nn.Module):
         return nn.functional.linear(inner, self.words.weight).flatten(0, 1)
 
 
-def _images() -> tuple[Tensor, Tensor]:
-    return torch.randn(64, 3, 224, 224), torch.randint(1000, (64,))
-
-
-def _texts() -> tuple[Tensor, Tensor]:
-    return torch.randint(50257, (8, 1024)), torch.randint(50257, (8 * 1024,))
-
-
-_RESNET, _GPT = plan.MODELS[plan.CUDA]
+_RESNET, _GPT = MODELS[CUDA]
 GPU_MODELS = (
-    Model(_RESNET, make_resnet, _images, nn.functional.cross_entropy, bfloat16=True),
-    Model(_GPT, Transformer, _texts, nn.functional.cross_entropy, bfloat16=True),
+    Model(
+        _RESNET,
+        make_resnet,
+        lambda: (torch.randn(64, 3, 224, 224), torch.randint(1000, (64,))),
+        nn.functional.cross_entropy,
+        bfloat16=True,
+    ),
+    Model(
+        _GPT,
+        Transformer,
+        lambda: (torch.randint(50257, (8, 1024)), torch.randint(50257, (8 * 1024,))),
+        nn.functional.cross_entropy,
+        bfloat16=True,
+    ),
 )
+
+
+Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, Any]]
+Step = Callable[[], None]
+
+_MODELS = {CPU: CPU_MODELS, CUDA: GPU_MODELS}
+WARM_UP = 3
+
+
+def find_models(words: Sequence[str], device: str = CPU) -> list[Model]:
+    """Return the device's models whose names contain one of the words; all without words. BenchError for none."""
+    names = select_models(words, device)
+    return [model for model in _MODELS[device] if model.name in names]
+
+
+class StepPeers:
+    """Every peer that trains the model, as turns, warmed up; made by all ranks together.
+
+    alone: only no communication and hvdkit. memory: bytes of GPU memory that each peer takes; empty on the CPU.
+    """
+
+    def __init__(self, model: Model, *, device: str = CPU, alone: bool = False) -> None:
+        self.turns: dict[str, Turn] = {}
+        self.memory: dict[str, int] = {}
+        wraps: dict[str, Wrap] = {
+            NO_COMMUNICATION: _keep,
+            OURS: lambda module, optimizer: (module, hvd.DistributedOptimizer(optimizer, module.named_parameters())),
+        }
+        if not alone:
+            wraps[f"DDP ({LIBRARIES[device]})"] = lambda module, optimizer: (
+                nn.parallel.DistributedDataParallel(module),
+                optimizer,
+            )
+        if device != CPU:  # kernels and workspaces of the process belong to no peer
+            make_turn(model, _keep, device)(1)
+        for name, wrap in wraps.items():
+            memory = MemoryUse(device)
+            self.turns[name] = make_turn(model, wrap, device)
+            self.turns[name](WARM_UP)
+            if device != CPU:
+                self.memory[name] = memory.used()
+
+
+def make_turn(model: Model, wrap: Wrap, device: str) -> Turn:
+    """Make the turn of a peer: on the CPU every step is timed, on a GPU all in a row, as a loop of steps runs there."""
+    time_steps, step = time_each if device == CPU else time_in_a_row, make_step(model, wrap, device)
+    return lambda count: time_steps(step, hvd.barrier, count, find_clock(device))
+
+
+def make_step(model: Model, wrap: Wrap, device: str = CPU) -> Step:
+    """Make a step of SGD on the model. wrap: turns module and optimizer into those that are trained with."""
+    torch.manual_seed(0)
+    plain = model.make().to(device)
+    module, optimizer = wrap(plain, torch.optim.SGD(plain.parameters(), lr=1e-4))
+    inputs, targets = (tensor.to(device) for tensor in model.batch())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=model.bfloat16):
+            loss = model.loss(module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _keep(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+    return module, optimizer

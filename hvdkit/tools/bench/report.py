@@ -1,4 +1,4 @@
-"""The result of a run of hvdkit bench: its times and their summary, the machine, its file, and what has changed since.
+"""What to measure; and the result of a run: times and their summary, the machine, its file, what has changed since.
 
 A baseline is an earlier run: the changes are those that are more than noise.
 """
@@ -9,15 +9,71 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hvdkit import __version__
 from hvdkit.errors import BenchError
-from hvdkit.tools.bench.plan import AS_BACKEND, CPU, IN_BUCKET, OURS
 from hvdkit.tools.installed import find_version
+
+#: Takes the name of the work, and how many rounds of how many are done.
+Progress = Callable[[str, int, int], object]
+
+KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+CPU, CUDA = DEVICES = ("cpu", "cuda")
+_ALL_SIZES = tuple(4**power * 2**10 for power in range(1, 10))
+#: Device -> 4 KiB to 16 MiB, or to 256 MiB.
+SIZES = {CPU: _ALL_SIZES[:7], CUDA: _ALL_SIZES}
+#: Device -> the library below torch.distributed.
+LIBRARIES = {CPU: "Gloo", CUDA: "NCCL"}
+STEPS = 15  # training steps of a peer in each round
+
+#: Device -> the names of the models that are trained there.
+MODELS = {
+    CPU: ("MLP, 8 x 1024x1024", "small conv net", "101 small layers"),
+    CUDA: ("ResNet-50, 64 images", "GPT-2 small, 8 x 1024 words"),
+}
+
+OURS, IN_BUCKET, NO_COMMUNICATION = "hvdkit", "hvdkit, in bucket", "no communication"
+HOROVOD = "Horovod"
+#: As a backend of torch.distributed.
+AS_BACKEND = "hvdkit, as backend"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    kind: a collective, or "step". sizes: bytes of a collective, one case each. dtype: of its elements.
+    models: parts of the names of the models to train; all models if empty. rounds: each peer runs once in each.
+    seconds: how long a collective is repeated in a round. threads: compute threads of each rank.
+    alone: leave the peers out. device: "cpu", or "cuda" for tensors and models on each rank's GPU.
+    """
+
+    kind: str
+    sizes: Sequence[int] = SIZES[CPU]
+    dtype: str = "float32"
+    models: Sequence[str] = ()
+    rounds: int = 11
+    seconds: float = 0.1
+    threads: int = 1
+    alone: bool = False
+    device: str = CPU
+
+
+def select_models(words: Sequence[str], device: str = CPU) -> list[str]:
+    """Select the device's models whose names contain one of the words, in any case; all without words.
+
+    Raises BenchError for none.
+    """
+    models = MODELS[device]
+    names = [name for name in models if not words or any(word.lower() in name.lower() for word in words)]
+    if not names:
+        raise BenchError(f"No model's name contains {' or '.join(words)}. The models are: {'; '.join(models)}.")
+    return names
 
 
 @dataclass(frozen=True)
@@ -223,10 +279,10 @@ def compare(before: Report, now: Report) -> list[Change]:
             )
     earlier = {case.work: before.summaries(case) for case in before.cases}
     changes = [
-        _compare_case(case.work, peer, earlier[case.work][peer], summary)
+        Change(case.work, peer, old.median_s, new.median_s, noise=old.low_s <= new.high_s and new.low_s <= old.high_s)
         for case in now.cases
-        for peer, summary in now.summaries(case).items()
-        if peer in earlier.get(case.work, {})
+        for peer, new in now.summaries(case).items()
+        if (old := earlier.get(case.work, {}).get(peer)) is not None
     ]
     if not changes:
         raise BenchError("The baseline has none of the sizes or models of this run. Measure the same ones.")
@@ -237,8 +293,3 @@ def failed(changes: Sequence[Change], percent: float) -> list[Change]:
     """Select the changes of hvdkit's own times that are slower by more than `percent`, and by more than noise."""
     own = (OURS, IN_BUCKET, AS_BACKEND)
     return [change for change in changes if change.slower and change.percent > percent and change.peer in own]
-
-
-def _compare_case(work: str, peer: str, before: Summary, now: Summary) -> Change:
-    disjoint = now.low_s > before.high_s or now.high_s < before.low_s
-    return Change(work, peer, before.median_s, now.median_s, noise=not disjoint)

@@ -20,16 +20,20 @@ from rich.progress import Progress as ProgressBar
 
 from hvdkit.errors import BenchError, MissingDependencyError
 from hvdkit.launch.agent.session_reaper import die_with_parent
-from hvdkit.tools.bench.plan import CPU, CUDA, Plan, Progress, select_models
 from hvdkit.tools.bench.report import (
+    CPU,
+    CUDA,
     MARK,
     Change,
+    Plan,
+    Progress,
     Report,
     compare,
     decode_report,
     encode_report,
     failed,
     read_report,
+    select_models,
     write_report,
 )
 from hvdkit.tools.bench.show import PLOT, print_report, write_plot

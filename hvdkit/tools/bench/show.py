@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvdkit.tools.bench.plan import CPU
-from hvdkit.tools.bench.report import Case, Change, Report, Summary, bandwidths, show_bytes, show_time
+from hvdkit.tools.bench.report import CPU, Case, Change, Report, Summary, bandwidths, show_bytes, show_time
 from hvdkit.tools.charts import draw_bars, draw_lines, label_log_axis, new_figure, save_figure
 
 

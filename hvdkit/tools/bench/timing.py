@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.tools.bench.plan import Progress
+from hvdkit.tools.bench.report import Progress
 
 
 class Clock:

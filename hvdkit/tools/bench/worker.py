@@ -22,10 +22,22 @@ from hvdkit.tools.bench.collectives import Peers, plan_work
 from hvdkit.tools.bench.gpus import describe_gpu, take_device
 from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
 from hvdkit.tools.bench.horovod_step import make_turns
-from hvdkit.tools.bench.models import Model
-from hvdkit.tools.bench.plan import CPU, LIBRARIES, NO_COMMUNICATION, OURS, STEPS, Plan, Progress
-from hvdkit.tools.bench.report import MARK, Case, Report, describe_machine, encode_report, show_bytes
-from hvdkit.tools.bench.step import StepPeers, find_models
+from hvdkit.tools.bench.models import Model, StepPeers, find_models
+from hvdkit.tools.bench.report import (
+    CPU,
+    LIBRARIES,
+    MARK,
+    NO_COMMUNICATION,
+    OURS,
+    STEPS,
+    Case,
+    Plan,
+    Progress,
+    Report,
+    describe_machine,
+    encode_report,
+    show_bytes,
+)
 from hvdkit.tools.bench.timing import count_rounds, interleave, plan_calls
 from hvdkit.transport.addresses import address_of, read_interface
 from hvdkit.transport.gloo.library import TcpStores

@@ -1,4 +1,1 @@
-"""hvdkit build-horovod: a wheel of Horovod, patched so that it compiles against current frameworks.
-
-site reads what is installed; gpu and plan decide; requirements lists what is missing; source and wheel act.
-"""
+"""hvdkit build-horovod: a wheel of Horovod, patched for current frameworks. site reads, plan decides, wheel acts."""

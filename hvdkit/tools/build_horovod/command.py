@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from hvdkit.config import read_environment
 from hvdkit.errors import BuildError
 from hvdkit.launch.cli.numbers import count
-from hvdkit.tools.build_horovod.plan import Plan, build_plan
-from hvdkit.tools.build_horovod.requirements import find_missing
-from hvdkit.tools.build_horovod.site import read_site
-from hvdkit.tools.build_horovod.source import HOROVOD, check_source, download_source, read_digest
-from hvdkit.tools.build_horovod.wheel import Cache, check_horovod, compile_wheel, install_wheel, make_folder, open_cache
+from hvdkit.tools.build_horovod.plan import HOROVOD, Plan, build_environment, build_plan, check_site
+from hvdkit.tools.build_horovod.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
+from hvdkit.tools.build_horovod.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
 
 _EXPLANATION = f"""\
 Build Horovod {HOROVOD}, the last release, for the installed torch and TensorFlow, and install it. The unchanged release
@@ -55,25 +52,20 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description=_EXPLANATION,
         epilog=_EXAMPLES,
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and what is missing, and exit")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="print the plan and what is missing, and exit")
+    add(
         "--gpu-operations",
         choices=("auto", "none", "nccl", "mpi"),
         default="auto",
         help="library that reduces tensors on GPUs; auto: nccl if a CUDA toolkit, NCCL and a CUDA build of torch are "
         "found, else none (default: auto)",
     )
-    parser.add_argument("--nccl-home", default="", metavar="DIR", help="folder with NCCL's include/nccl.h and lib")
-    parser.add_argument(
-        "--source", default="", metavar="FILE", help="Horovod's source archive (default: downloaded by pip)"
-    )
-    parser.add_argument(
-        "--cache-dir", default="", metavar="DIR", help="for wheels, source and logs (default: ~/.cache/hvdkit/horovod)"
-    )
-    parser.add_argument("--rebuild", action="store_true", help="build even if the wheel is in the cache")
-    parser.add_argument(
-        "--jobs", type=count, default=0, metavar="N", help="number of compilers (default: by cores and free memory)"
-    )
+    add("--nccl-home", default="", metavar="DIR", help="folder with NCCL's include/nccl.h and lib")
+    add("--source", default="", metavar="FILE", help="Horovod's source archive (default: downloaded by pip)")
+    add("--cache-dir", default="", metavar="DIR", help="for wheels, source and logs (default: ~/.cache/hvdkit/horovod)")
+    add("--rebuild", action="store_true", help="build even if the wheel is in the cache")
+    add("--jobs", type=count, default=0, metavar="N", help="number of compilers (default: by cores and free memory)")
     parser.set_defaults(run=run)
 
 
@@ -95,17 +87,12 @@ def run(options: argparse.Namespace) -> None:
     if missing:
         rows = "\n".join(f"  {each}" for each in missing)
         raise BuildError(f"Horovod cannot be built here; nothing was started. Missing:\n{rows}")
-    if not options.dry_run:
-        _build_and_install(plan, cache, rebuild=options.rebuild)
-
-
-def _build_and_install(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
-    wheel = None if rebuild else cache.find_wheel(plan)
+    if options.dry_run:
+        return
+    wheel = None if options.rebuild else cache.find_wheel(plan)
     if wheel is not None:
         print(f"from the cache: {wheel}", flush=True)
-    wheel = wheel or build_wheel(plan, cache)
-    environ = plan.site.environ
-    install_wheel(wheel, environ)
+    install_wheel(wheel or build_wheel(plan, cache), environ)
     parts = ("mpi", "gloo", *(["nccl"] if plan.gpu.operations == "NCCL" else []))
     for framework in plan.site.frameworks.names:
         check_horovod(framework, parts, environ)
@@ -113,46 +100,40 @@ def _build_and_install(plan: Plan, cache: Cache, *, rebuild: bool) -> None:
     print(f"Horovod {HOROVOD} is installed.")
 
 
-def build_wheel(plan: Plan, cache: Cache) -> Path:
-    """Build the wheel of a plan into the cache, from a source whose hash is checked unless the user gave it."""
-    archive = Path(plan.source) if plan.source else cache.source
-    if not plan.source:
-        if not archive.is_file():
-            download_source(make_folder(archive.parent), plan.site.environ)
-        check_source(archive)
-    print(f"building Horovod {HOROVOD} with {plan.jobs} compilers; log: {cache.log(plan)}", flush=True)
-    start = time.monotonic()
-    wheel = compile_wheel(plan, archive, cache)
-    print(f"built in {time.monotonic() - start:.0f} s: {wheel}", flush=True)
-    return wheel
+def find_missing(plan: Plan) -> list[Missing]:
+    """Check every requirement, also by compiling two small programs."""
+    missing = list(check_site(plan))
+    environ = build_environment(plan)
+    if plan.site.compiler:
+        missing += try_compiler(plan.site.compiler, plan.standard, environ)
+        missing += try_mpi(plan.site.mpi.path, environ) if plan.site.mpi is not None else ()
+    missing += find_missing_files(plan.site.frameworks.names)
+    return missing
 
 
 def describe_plan(plan: Plan, cache: Cache) -> str:
     """Write the whole plan, a paragraph a subject."""
-    return "\n".join(f"{title:<12}  {text}".rstrip() for title, text in _rows(plan, cache))
-
-
-def _rows(plan: Plan, cache: Cache) -> Iterator[tuple[str, str]]:
-    site, mpi, wheel = plan.site, plan.site.mpi, cache.find_wheel(plan)
+    site, mpi, gpu, tools = plan.site, plan.site.mpi, plan.gpu, plan.site.gpu_tools
     cached = str(cache.source) if cache.source.is_file() else "to be downloaded by pip"
-    yield "Horovod", f"{HOROVOD}, source {plan.source or cached}"
+    cuda = f"{tools.cuda_version or 'of unknown version'}, {tools.cuda_home}" if tools.cuda_home else "none"
+    nccl = f"{tools.nccl.version or 'of unknown version'}, {tools.nccl.library}" if tools.nccl else "none"
     frameworks = [f"{name} {getattr(site.frameworks, name)}" for name in site.frameworks.names]
-    yield "for", ", ".join([*frameworks, site.python])
-    yield "MPI", f"{mpi.name} {mpi.version}, {mpi.path}" if mpi else "none"
-    yield "Gloo", "yes, Horovod brings it"
-    yield "GPUs", f"{plan.gpu.operations or 'not used'}: {plan.gpu.why}"
-    if plan.gpu.operations:
-        tools = site.gpu_tools
-        yield "CUDA", f"{tools.cuda_version or 'of unknown version'}, {tools.cuda_home}" if tools.cuda_home else "none"
-        yield "NCCL", f"{tools.nccl.version or 'of unknown version'}, {tools.nccl.library}" if tools.nccl else "none"
-    yield "compiler", f"{site.compiler or 'none'}, C++{plan.standard}, {plan.jobs} at a time"
-    yield "cmake", f"{site.cmake or 'none'} {site.cmake_version}"
-    yield "patches", _list(map(str, plan.patches)) or "none"
-    yield "environment", _list(f"{name}={value}" for name, value in sorted(plan.variables.items()))
-    if plan.removed:
-        yield "left out", _list(f"{name}={site.environ[name]}" for name in plan.removed)
-    yield "wheel", str(wheel) if wheel else f"to be built into {cache.folder(plan)}"
-    yield "log", str(cache.log(plan))
+    rows = {
+        "Horovod": f"{HOROVOD}, source {plan.source or cached}",
+        "for": ", ".join([*frameworks, site.python]),
+        "MPI": f"{mpi.name} {mpi.version}, {mpi.path}" if mpi else "none",
+        "Gloo": "yes, Horovod brings it",
+        "GPUs": f"{gpu.operations or 'not used'}: {gpu.why}",
+        **({"CUDA": cuda, "NCCL": nccl} if gpu.operations else {}),
+        "compiler": f"{site.compiler or 'none'}, C++{plan.standard}, {plan.jobs} at a time",
+        "cmake": f"{site.cmake or 'none'} {site.cmake_version}",
+        "patches": _list(map(str, plan.patches)) or "none",
+        "environment": _list(f"{name}={value}" for name, value in sorted(plan.variables.items())),
+        "left out": _list(f"{name}={site.environ[name]}" for name in plan.removed),
+        "wheel": str(cache.find_wheel(plan) or f"to be built into {cache.folder(plan)}"),
+        "log": str(cache.log(plan)),
+    }
+    return "\n".join(f"{title:<12}  {text}".rstrip() for title, text in rows.items() if text)
 
 
 def _list(lines: Iterable[str]) -> str:

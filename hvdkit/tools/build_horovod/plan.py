@@ -1,4 +1,4 @@
-"""Decide how Horovod is built here. Nothing in this file reads the machine or changes it."""
+"""Decide how Horovod is built here: patches, the library for GPUs, variables. Nothing here reads the machine."""
 
 from __future__ import annotations
 
@@ -6,28 +6,53 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdkit.tools.build_horovod.gpu import Gpu, choose_gpu
-from hvdkit.tools.build_horovod.site import Site
-from hvdkit.tools.build_horovod.source import HOROVOD, Patch, choose_standard, list_patches
-from hvdkit.tools.installed import parse_numbers
+from hvdkit.tools.build_horovod.site import INSTALL_COMPILER, INSTALL_MPI, Missing, Site
+from hvdkit.tools.cuda_toolkit import GpuTools, find_lacks
+from hvdkit.tools.installed import Frameworks, parse_numbers
 
+#: The last release of Horovod, for which the patches are.
+HOROVOD = "0.28.1"
+_XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 _COMPILER_BYTES = 2_500_000_000  # the largest of its files took so much
+_CMAKE_LEAST, _SETUPTOOLS_BELOW = (3, 13), (81,)
+_RUN_TIME = ("cloudpickle", "packaging", "psutil", "pyyaml")
 # Variables that change what is built, and which the plan decides.
 _DECIDED = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_NCCL_", "HOROVOD_CUDA_HOME", "HOROVOD_SKIP_COMPILE", "CCL_ROOT")
 # Those that may be set by hand, and go into the name of the wheel.
 _PASSED = (
-    "HOROVOD_BUILD_ARCH_FLAGS",
-    "HOROVOD_BUILD_CUDA_CC_LIST",
-    "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_DEBUG",
-    "CXXFLAGS",
-    "CUDAFLAGS",
+    *("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_CPU_OPERATIONS", "HOROVOD_DEBUG"),
+    *("CXXFLAGS", "CUDAFLAGS"),
 )
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One line of one file to be replaced, without the blanks around it; `new` is empty to remove the line."""
+
+    file: str
+    old: str
+    new: str
+    why: str
+
+    def __str__(self) -> str:
+        """Part of the wheel's key: another text makes every wheel in the cache useless."""
+        change = f"{self.old} -> {self.new}" if self.new else f"leave out {self.old}"
+        return f"{self.file}: {change} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What Horovod uses on GPUs: operations NCCL, MPI or "" for none, and why. missing: of what was asked for."""
+
+    operations: str
+    why: str
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,3 +185,71 @@ def _run_paths(site: Site) -> Iterator[str]:
     for folder in dict.fromkeys(option.removeprefix("-L") for option in options):
         if Path(folder).is_relative_to(site.prefix):
             yield f"-Wl,-rpath,$ORIGIN/{os.path.relpath(folder, home)}"
+
+
+def choose_standard(frameworks: Frameworks) -> int:
+    """Choose the C++ standard that the headers of all frameworks need."""
+    return 20 if parse_numbers(frameworks.tensorflow) >= (2, 20) else 17
+
+
+def list_patches(frameworks: Frameworks) -> Iterator[Patch]:
+    """List the patches for these frameworks; both get the same C++ standard, as they share Horovod's core."""
+    standard = choose_standard(frameworks)
+    needing = "tensorflow" if standard == 20 else next(iter(frameworks.names), "torch")
+    why = f"{needing} {getattr(frameworks, needing)} needs C++{standard}"
+    for file, old, is_compiled in (
+        ("CMakeLists.txt", 14, True),
+        ("horovod/torch/CMakeLists.txt", 14, frameworks.torch),
+        ("horovod/tensorflow/CMakeLists.txt", 17, frameworks.tensorflow),
+    ):
+        if is_compiled and old < standard:
+            yield Patch(file, f"set(CMAKE_CXX_STANDARD {old})", f"set(CMAKE_CXX_STANDARD {standard})", why)
+    if frameworks.tensorflow:
+        why = "TensorFlow's wheels lack a header that it needs; operations inside XLA are the loss"
+        yield Patch("horovod/tensorflow/CMakeLists.txt", _XLA, "", why)
+
+
+def check_site(plan: Plan) -> Iterator[Missing]:
+    """Check what was read of this machine; reads nothing more."""
+    site, packages = plan.site, plan.site.packages
+    if not site.frameworks.names:
+        yield Missing("a framework", "neither torch nor TensorFlow is installed", "pip install 'hvdkit[torch]'")
+    if not site.compiler:
+        yield Missing("a C++ compiler", _not_found(site.environ, "CXX", "c++, g++ or clang++"), INSTALL_COMPILER)
+    if not site.make:
+        yield Missing("make", "there is none on PATH", "apt install make, dnf install make or conda install make")
+    if not site.cmake:
+        yield Missing("cmake", _not_found(site.environ, "HOROVOD_CMAKE", "cmake"), "pip install cmake")
+    elif parse_numbers(site.cmake_version) < _CMAKE_LEAST:
+        found = f"{site.cmake} is version {site.cmake_version or 'unknown'}; at least 3.13 is needed"
+        yield Missing("cmake", found, "pip install cmake")
+    if site.mpi_error:
+        yield Missing("an MPI", site.mpi_error.partition(". ")[0], INSTALL_MPI)
+    elif site.mpi is None:
+        yield Missing("mpicxx", f"there is none beside {site.mpirun}, which hvdrun uses", INSTALL_MPI)
+    for name, install in (("pip", f"{sys.executable} -m ensurepip"), ("wheel", "pip install wheel")):
+        if not packages.get(name):
+            yield Missing(name, "it is not installed", install)
+    setuptools = packages.get("setuptools", "")
+    if not setuptools or parse_numbers(setuptools) >= _SETUPTOOLS_BELOW:
+        yield Missing("setuptools below 81", f"{setuptools or 'none'} is installed", "pip install 'setuptools<81'")
+    if absent := [name for name in _RUN_TIME if not packages.get(name)]:
+        found = f"{', '.join(absent)} not installed"
+        yield Missing("packages that Horovod imports", found, f"pip install {' '.join(absent)}")
+    yield from plan.gpu.missing
+
+
+def _not_found(environ: Mapping[str, str], variable: str, names: str) -> str:
+    value = environ.get(variable)
+    return f"{variable}={value!r} is no program" if value else f"there is no {names} on PATH"
+
+
+def choose_gpu(asked: str, frameworks: Frameworks, tools: GpuTools) -> Gpu:
+    """Choose the library for GPUs; asked: auto, none, nccl or mpi. auto takes NCCL if nothing is missing, else none."""
+    option = f"--gpu-operations {asked}"
+    if asked == "none":
+        return Gpu("", option)
+    missing = tuple(Missing(option, *lack) for lack in find_lacks(frameworks, tools, nccl=asked != "mpi"))
+    if asked != "auto":
+        return Gpu(asked.upper(), option, missing)
+    return Gpu("", "; ".join(each.found for each in missing)) if missing else Gpu("NCCL", "all requirements were found")

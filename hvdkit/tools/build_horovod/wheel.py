@@ -1,25 +1,35 @@
-"""Wheels of Horovod: compile one, keep it in a cache outside of any source tree, install it, and check it on ranks."""
+"""Horovod's source and wheels: download and patch it, compile it, keep the wheel in a cache, install and check it."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
 from hvdkit.errors import BuildError
 from hvdkit.launch.process import describe_status, kill_group, run_program
-from hvdkit.tools.build_horovod.plan import Plan, build_environment
-from hvdkit.tools.build_horovod.source import HOROVOD, PIP, apply_patches, unpack
+from hvdkit.tools.build_horovod.plan import HOROVOD, Patch, Plan, build_environment
+from hvdkit.tools.doctor.collect.probes import probe_argv
 
+#: The hash of the archive on PyPI.
+SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+_DOWNLOAD_TIMEOUT_S, _INSTALL_TIMEOUT_S, _CHECK_TIMEOUT_S = 600.0, 300.0, 180.0
+_EVERY_PERCENT = 20
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\] ")
 _MOST_LINES = 8
 _KILLED = re.compile(r"fatal error: Killed signal|internal compiler error: Killed|virtual memory exhausted")
@@ -56,40 +66,13 @@ def describe_failure(log: str) -> str:
 def find_first_error(log: str) -> str:
     """Find the first error, with the lines that belong to it; "" if none is recognised."""
     lines = [line.rstrip() for line in log.splitlines()]
-    for kind in _KINDS:
-        for number, line in enumerate(lines):
-            if kind.search(line.strip()):  # pip indents what the build prints
-                return "\n".join([line.strip(), *_following(lines, number)])
-    return ""
-
-
-def _following(lines: list[str], number: int) -> Iterator[str]:
-    """The lines below an error that belong to it are indented more: a compiler's code and caret, CMake's text."""
-    depth = len(lines[number]) - len(lines[number].lstrip())
-    for line in filter(None, lines[number + 1 : number + 1 + _MOST_LINES]):
-        if not line[: depth + 1].isspace():
-            return
-        yield line[depth:]
-
-
-_INSTALL_TIMEOUT_S = 300.0
-_CHECK_TIMEOUT_S = 180.0
-_EVERY_PERCENT = 20
-#: Sums rank + 1 over 2 ranks, and checks what is built in.
-_CHECK = """
-import sys
-sys.path = [folder for folder in sys.path if folder]  # not a folder `horovod` in the working directory
-import {framework}, horovod.{framework} as hvd
-hvd.init()
-total = hvd.allreduce({value}, op=hvd.Sum).numpy().tolist()
-if hvd.size() != 2 or total != [3.0] * 5:
-    sys.exit(f"rank {{hvd.rank()}} of {{hvd.size()}} got {{total}}, not 3.0")
-lacking = [name for name in {parts} if not getattr(hvd, name + "_built")()]
-if lacking:
-    sys.exit(f"it was built without {{lacking}}")
-hvd.shutdown()
-"""
-_VALUES = {"torch": "torch.full((5,), hvd.rank() + 1.0)", "tensorflow": "tensorflow.fill([5], hvd.rank() + 1.0)"}
+    # Without blanks: pip indents what the build prints.
+    at = next((at for kind in _KINDS for at, line in enumerate(lines) if kind.search(line.strip())), len(lines))
+    first, *below = [line for line in lines[at : at + 1 + _MOST_LINES] if line] or [""]
+    depth = len(first) - len(first.lstrip())
+    # Indented more: a compiler's code and caret, CMake's text.
+    belonging = takewhile(lambda line: line[: depth + 1].isspace(), below)
+    return "\n".join([first.strip(), *(line[depth:] for line in belonging)])
 
 
 @dataclass(frozen=True)
@@ -119,11 +102,9 @@ class Cache:
         """Copy a wheel into the cache; another build of the same plan may do the same at the same time."""
         folder = make_folder(self.folder(plan))
         (folder / "built_for.json").write_text(json.dumps(plan.bindings, indent=2, sort_keys=True) + "\n")
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
-            part.write(wheel.read_bytes())
-        Path(part.name).chmod(0o644)
-        os.replace(part.name, folder / wheel.name)
-        return folder / wheel.name
+        part = folder / f"{wheel.name}.{os.getpid()}.part"
+        shutil.copyfile(wheel, part)
+        return part.replace(folder / wheel.name)
 
 
 def open_cache(chosen: str, environ: Mapping[str, str]) -> Cache:
@@ -143,6 +124,89 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+def apply_patches(tree: Path, patches: Sequence[Patch]) -> None:
+    """Change the files below `tree`. Raises BuildError for a patch that does not find its line exactly once."""
+    for patch in patches:
+        path = tree / patch.file
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        places = [number for number, line in enumerate(lines) if line.strip() == patch.old]
+        if len(places) != 1:
+            raise BuildError(
+                f"The source in {tree} cannot be patched: {patch.file} has the line {patch.old!r} {len(places)} times, "
+                f"instead of once. Use the unchanged release {HOROVOD}, or compile your source by its own instructions."
+            )
+        lines[places[0]] = lines[places[0]].replace(patch.old, patch.new) if patch.new else ""
+        path.write_text("".join(lines))
+
+
+def download_source(folder: Path, environ: Mapping[str, str]) -> None:
+    """Download the archive with pip, from the index that pip is configured for.
+
+    pip runs the archive's setup.py to read its metadata, so pip itself checks the hash before that.
+    Raises BuildError with pip's output.
+    """
+    argv = [*_PIP, "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes"]
+    argv += ["-d", str(folder), "-r", "/dev/stdin"]
+    text = f"horovod=={HOROVOD} --hash=sha256:{SOURCE_SHA256}\n"
+    result = run_program(argv, environ=environ, timeout_s=_DOWNLOAD_TIMEOUT_S, text=text)
+    archive = folder / f"horovod-{HOROVOD}.tar.gz"
+    if not archive.is_file():
+        raise BuildError(
+            f"Horovod's source could not be downloaded: {result.ending}. The output of pip:\n"
+            f"{result.stderr.strip() or result.stdout.strip()}\nOn a host without a package index download "
+            f"{archive.name} elsewhere and pass it with --source."
+        )
+
+
+def check_source(archive: Path) -> None:
+    """Raise BuildError unless an archive is the released one, byte by byte."""
+    digest = read_digest(archive)
+    if digest != SOURCE_SHA256:
+        raise BuildError(
+            f"{archive} is not the released source of Horovod {HOROVOD}: its SHA-256 is {digest} and should be "
+            f"{SOURCE_SHA256}. Remove the file and try again; --source FILE builds another archive that you trust."
+        )
+
+
+def read_digest(archive: Path) -> str:
+    """Compute the SHA-256 of an archive; BuildError if it cannot be read."""
+    try:
+        return hashlib.sha256(archive.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BuildError(f"{archive} cannot be read: {error.strerror}. Check the path.") from None
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack an archive and return the folder of its setup.py, at most one level down."""
+    if not hasattr(tarfile, "data_filter"):
+        raise BuildError(
+            f"Python {sys.version.split()[0]} cannot unpack archives safely. Use 3.10.12, 3.11.4 or newer."
+        )
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise BuildError(f"{archive} cannot be unpacked: {error}. Download it again.") from None
+    files = sorted((*folder.glob("setup.py"), *folder.glob("*/setup.py")))
+    if len(files) != 1:
+        raise BuildError(f"{archive} has {len(files)} files setup.py, not one: it is not Horovod's source archive.")
+    return files[0].parent
+
+
+def build_wheel(plan: Plan, cache: Cache) -> Path:
+    """Build the wheel of a plan into the cache, from a source whose hash is checked unless the user gave it."""
+    archive = Path(plan.source) if plan.source else cache.source
+    if not plan.source:
+        if not archive.is_file():
+            download_source(make_folder(archive.parent), plan.site.environ)
+        check_source(archive)
+    print(f"building Horovod {HOROVOD} with {plan.jobs} compilers; log: {cache.log(plan)}", flush=True)
+    start = time.monotonic()
+    wheel = compile_wheel(plan, archive, cache)
+    print(f"built in {time.monotonic() - start:.0f} s: {wheel}", flush=True)
+    return wheel
+
+
 def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
     """Unpack, patch and compile in a temporary folder; returns the wheel in the cache.
 
@@ -154,7 +218,7 @@ def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
         tree = unpack(archive, Path(name, "source"))
         apply_patches(tree, plan.patches)
         out = Path(name, "wheel")
-        argv = [*PIP, "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index", "--no-cache-dir"]
+        argv = [*_PIP, "wheel", "-v", "--no-build-isolation", "--no-deps", "--no-index", "--no-cache-dir"]
         argv += ["-w", str(out), str(tree)]
         environ = {**build_environment(plan), **link_libraries(plan, cache)}
         status = _compile(argv, environ, log)
@@ -172,13 +236,10 @@ def link_libraries(plan: Plan, cache: Cache) -> dict[str, str]:
     """
     tools = plan.site.gpu_tools
     nccl = tools.nccl.library if plan.gpu.operations == "NCCL" and tools.nccl is not None else ""
-    libraries = {
-        "HOROVOD_NCCL_LIB": nccl if not nccl.endswith(".so") else "",
-        "CMAKE_LIBRARY_PATH": tools.cuda_runtime if plan.gpu.operations else "",
-    }
+    cuda = tools.cuda_runtime if plan.gpu.operations else ""
     variables = {}
-    for variable, library in libraries.items():
-        if library:
+    for variable, library in (("HOROVOD_NCCL_LIB", nccl), ("CMAKE_LIBRARY_PATH", cuda)):
+        if library and not library.endswith(".so"):
             folder = make_folder(cache.home / "libraries" / plan.key)
             name = Path(library).name
             for link in (f"{name.partition('.so')[0]}.so", name):
@@ -216,19 +277,15 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
     """Install a wheel over whatever Horovod is installed; BuildError with pip's output."""
-    argv = [*PIP, "install", "--no-deps", "--force-reinstall", "--no-index", str(wheel)]
+    argv = [*_PIP, "install", "--no-deps", "--force-reinstall", "--no-index", str(wheel)]
     result = run_program(argv, environ=environ, timeout_s=_INSTALL_TIMEOUT_S, merge=True)
     if result.status != 0:
         raise BuildError(f"{wheel} could not be installed: {result.ending}. The output of pip:\n{result.stdout}")
 
 
 def check_horovod(framework: str, parts: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Let 2 ranks import Horovod, reduce once and check that all parts are built in.
-
-    parts: as in Horovod's `..._built()`: mpi, gloo, nccl.
-    Raises BuildError with the end of the ranks' output.
-    """
-    argv = [sys.executable, "-m", "hvdkit.launch", "-np", "2", sys.executable, "-c", build_check(framework, parts)]
+    """Let 2 ranks reduce once with Horovod; BuildError with their output unless it has all parts: mpi, gloo, nccl."""
+    argv = [sys.executable, "-m", "hvdkit.launch", "-np", "2", *probe_argv("try_horovod", framework, *parts)]
     result = run_program(argv, environ=environ, timeout_s=_CHECK_TIMEOUT_S, merge=True)
     if result.status != 0:
         end = "\n".join(result.stdout.splitlines()[-20:])
@@ -236,8 +293,3 @@ def check_horovod(framework: str, parts: tuple[str, ...], environ: Mapping[str, 
             f"Horovod is installed and does not work with {framework} on 2 ranks: {result.ending}.\n{end}\n"
             "Build it again with --rebuild; if that does not help, see `hvdkit doctor`."
         )
-
-
-def build_check(framework: str, parts: tuple[str, ...]) -> str:
-    """Build the program that each rank runs."""
-    return _CHECK.format(framework=framework, value=_VALUES[framework], parts=parts)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hvdkit.tools.compare.differences import Difference, apart, ratio
-from hvdkit.tools.compare.records import Arrays, Loader, RankRecord, Step
+from hvdkit.tools.compare.records import Arrays, Difference, Loader, RankRecord, Step, apart, ratio
 
 _SHARD = "Give each rank its own samples: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras."
 _CLOSE = 0.05  # relative tolerance of a ratio that is taken for a whole number

@@ -1,9 +1,9 @@
-"""A rank's record of its first steps, in a file of JSON and one of arrays."""
+"""A rank's record of its first steps, in a file of JSON and one of arrays; and the distances between two runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,3 +119,105 @@ def _read(path: Path) -> RankRecord:
                 kind, _, name = rest.partition("/")
                 getattr(record.steps[int(first)], kind)[name] = arrays[key]
     return record
+
+
+#: Rounding of float32, in parts of a tensor's norm, that one step may add to it.
+_ROUNDING = 4e-7
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Tolerances: of losses relative to the loss, of gradients to their norm, of parameters to their movement.
+
+    Parameters get more: where a gradient is all but zero, an optimizer that divides by its size steps by its rounding.
+    """
+
+    loss: float = 1e-4
+    gradients: float = 2e-3
+    parameters: float = 2e-2
+
+
+#: Tolerances where some values are computed in 16 bits.
+HALF = Limits(3e-2, 1e-1, 3e-1)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference in a step. what: "loss", "gradients" or "parameters". tensor: "" for a loss."""
+
+    step: int
+    what: str
+    tensor: str
+    size: float
+    equal: bool
+
+
+def loss_of(steps: Sequence[Step]) -> float | None:
+    """Average the losses of all ranks in a step, weighted by their rows."""
+    losses = [step.loss for step in steps]
+    if any(loss is None for loss in losses):
+        return None
+    weights = [step.rows for step in steps] if any(step.rows for step in steps) else [1] * len(steps)
+    return float(np.average([loss for loss in losses if loss is not None], weights=weights))
+
+
+def compare_steps(many: Sequence[RankRecord], one: RankRecord, limits: Limits) -> Iterator[Difference]:
+    """Yield the largest difference of each kind in each step, in the order in which a step computes them."""
+    start = many[0].initial
+    for number, (mine, alone) in enumerate(zip(zip(*(r.steps for r in many), strict=False), one.steps, strict=False)):
+        loss = loss_of(mine)
+        if loss is not None and alone.loss is not None:
+            size = abs(loss - alone.loss) / max(abs(alone.loss), 1e-6)
+            yield Difference(number, "loss", "", size, size <= limits.loss)
+        if mine[0].gradients and alone.gradients:
+            tensor, size = _largest(mine[0].gradients, alone.gradients, {})
+            yield Difference(number, "gradients", tensor, size, size <= limits.gradients)
+        tensor, size = _largest(mine[0].parameters, alone.parameters, start, rounding=_ROUNDING * (number + 1))
+        yield Difference(number, "parameters", tensor, size, size <= limits.parameters)
+
+
+def apart(ones: Arrays, others: Arrays) -> tuple[str, float]:
+    """Find the tensor in which two ranks differ most, and the distance over its norm; ("", 0) if all bits are equal."""
+    both = [name for name in ones if name in others]
+    found = [(_norm(ones[name] - others[name]) / max(_norm(ones[name]), 1e-30), name) for name in both]
+    size, name = max(found, default=(0.0, ""))
+    return (name, size) if size else ("", 0.0)
+
+
+def within(many: RankRecord, one: RankRecord) -> float:
+    """Return the distance of all parameters after the last common step, over their norm."""
+    last = min(len(many.steps), len(one.steps)) - 1
+    mine, alone = many.steps[last].parameters, one.steps[last].parameters
+    distance = sum(_norm(mine[name] - alone[name]) ** 2 for name in alone)
+    return float(np.sqrt(distance / max(sum(_norm(value) ** 2 for value in alone.values()), 1e-30)))
+
+
+def ratio(ones: Arrays, others: Arrays) -> tuple[float, float]:
+    """Return (r, cosine) of the best fit `ones` = r * `others`."""
+    names = sorted(set(ones) & set(others))
+    one = np.concatenate([ones[name] for name in names] or [np.zeros(1)])
+    other = np.concatenate([others[name] for name in names] or [np.zeros(1)])
+    dot, square = float(one @ other), float(other @ other)
+    if not square or not one.any():
+        return 1.0, 1.0
+    return dot / square, dot / float(np.linalg.norm(one) * np.linalg.norm(other))
+
+
+def _largest(ones: Arrays, others: Arrays, start: Arrays, rounding: float = 0.0) -> tuple[str, float]:
+    """Find the tensor with the largest distance, over its distance from its start (zero without one).
+
+    The divisor is at least a tenth of that of all tensors: in small ones, rounding at a kink of an activation shows.
+    """
+    moved = {name: _norm(value - start.get(name, np.zeros(1))) for name, value in others.items()}
+    least = 0.1 * float(np.sqrt(sum(size**2 for size in moved.values()))) or 1e-30
+    found = []
+    for name, value in others.items():
+        if name in ones:
+            distance = max(0.0, _norm(ones[name] - value) - rounding * _norm(value))
+            found.append((distance / max(moved[name], least), name))
+    size, name = max(found, default=(0.0, ""))
+    return name, size
+
+
+def _norm(value: Array) -> float:
+    return float(np.linalg.norm(value))

@@ -14,8 +14,7 @@ from rich.table import Table
 from hvdkit.errors import CompareError
 from hvdkit.tools.compare import causes
 from hvdkit.tools.compare.causes import Cause
-from hvdkit.tools.compare.differences import HALF, Difference, Limits, compare_steps, within
-from hvdkit.tools.compare.records import RankRecord
+from hvdkit.tools.compare.records import HALF, Difference, Limits, RankRecord, compare_steps, within
 
 
 @dataclass(frozen=True)

@@ -35,28 +35,25 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description=_EXPLANATION,
         epilog=_EPILOG,
     )
+    add = parser.add_argument
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "-H", "--hosts", metavar="HOST:SLOTS,...", help="examine these hosts and the connections between them"
     )
     where.add_argument("--hostfile", metavar="FILE", help="the same, with the hosts of a file")
-    parser.add_argument(
-        "--hostfile-format", default="auto", metavar="NAME", help="format of the hostfile; see hvdrun --help"
-    )
-    parser.add_argument(
-        "-np", "--num-proc", dest="ranks", type=count, default=0, metavar="N", help="number of ranks of the job"
-    )
+    add("--hostfile-format", default="auto", metavar="NAME", help="format of the hostfile; see hvdrun --help")
+    add("-np", "--num-proc", dest="ranks", type=count, default=0, metavar="N", help="number of ranks of the job")
     add_ssh_flags(parser)
-    parser.add_argument("--script", metavar="FILE", help="also read this training script for common mistakes")
-    parser.add_argument(
+    add("--script", metavar="FILE", help="also read this training script for common mistakes")
+    add(
         "--via",
         choices=("auto", "ssh", "srun"),
         default="auto",
         help="how to start the agents on the hosts; auto: srun in a Slurm allocation, else ssh (default: auto)",
     )
     where.add_argument("--here", action="store_true", help="examine only this host, even inside an allocation")
-    parser.add_argument("--no-allreduce", action="store_true", help="do not time an allreduce over the hosts")
-    parser.add_argument("--settings", action="store_true", help="print only the settings, their values and origins")
+    add("--no-allreduce", action="store_true", help="do not time an allreduce over the hosts")
+    add("--settings", action="store_true", help="print only the settings, their values and origins")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("-v", "--verbose", action="store_true", help="also print tables of all that was found")
     output.add_argument("-q", "--quiet", action="store_true", help="print only errors and warnings")
@@ -71,6 +68,6 @@ def run(options: argparse.Namespace) -> int:
 
         show_settings(as_json=options.json)
         return 0
-    from hvdkit.tools.doctor.diagnose import diagnose  # its imports would slow down every other command
+    from hvdkit.tools.doctor.evaluate import diagnose  # its imports would slow down every other command
 
     return diagnose(options)

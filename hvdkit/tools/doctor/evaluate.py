@@ -1,50 +1,57 @@
-"""All checks, and what they find on one host or in a survey."""
+"""The steps of doctor: collect facts, evaluate them by all checks, print."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from hvdkit.tools.doctor.checks.gpus import (
-    check_accelerators,
-    check_driver,
-    check_fabric,
-    check_nccl,
-    check_uneven_hosts,
-)
+from rich.console import Console
+
+from hvdkit.config import read_environment
+from hvdkit.launch.allocations.schedulers import find_scheduler
+from hvdkit.launch.cli.launcher_options import read_ssh_options
+from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.tools.doctor.checks import gpus, machine, mpi, network, software
 from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
-from hvdkit.tools.doctor.checks.machine import check_machine
-from hvdkit.tools.doctor.checks.mpi import check_mpi, check_srun
-from hvdkit.tools.doctor.checks.names import check_hostnames, check_lookups, check_names
-from hvdkit.tools.doctor.checks.network import (
-    check_answers,
-    check_chosen_interfaces,
-    check_interfaces,
-    check_reach,
-    check_speed,
-)
-from hvdkit.tools.doctor.checks.software import check_clocks, check_horovod, check_packages, check_versions
+from hvdkit.tools.doctor.collect.host import collect
+from hvdkit.tools.doctor.collect.script import read_script
 from hvdkit.tools.doctor.facts import HostFacts
-from hvdkit.tools.doctor.findings import Finding, JobRequest, sort_findings
+from hvdkit.tools.doctor.findings import Finding, JobRequest, exit_code, sort_findings
+from hvdkit.tools.doctor.hosts.session import with_own_folder
+from hvdkit.tools.doctor.hosts.surveyor import Surveyor, time_allreduce
+from hvdkit.tools.doctor.report import (
+    build_document,
+    build_survey_document,
+    describe_small_job,
+    print_host_tables,
+    print_survey_tables,
+    print_verdict,
+)
 from hvdkit.tools.doctor.survey import Survey
 
 Check = Callable[[HostFacts, JobRequest], Iterable[Finding]]
 
 #: Of each host.
 HOST_CHECKS: tuple[Check, ...] = (
-    check_packages,
-    check_mpi,
-    check_horovod,
-    check_accelerators,
-    check_fabric,
-    check_driver,
-    check_nccl,
-    check_machine,
-    check_names,
-    check_interfaces,
+    software.check_packages,
+    mpi.check_mpi,
+    software.check_horovod,
+    gpus.check_accelerators,
+    gpus.check_fabric,
+    gpus.check_driver,
+    gpus.check_nccl,
+    machine.check_machine,
+    network.check_names,
+    network.check_interfaces,
 )
 #: Of the job, on the host that it is started from.
-JOB_CHECKS: tuple[Check, ...] = (check_scheduler, check_srun, check_variables, check_script)
+JOB_CHECKS: tuple[Check, ...] = (check_scheduler, mpi.check_srun, check_variables, check_script)
 
 
 def check_host(facts: HostFacts, job: JobRequest | None = None) -> list[Finding]:
@@ -58,16 +65,16 @@ def find(checks: Iterable[Check], facts: HostFacts, job: JobRequest) -> list[Fin
 
 
 SURVEY_CHECKS: tuple[Callable[[Survey], Iterable[Finding]], ...] = (
-    check_answers,
-    check_hostnames,
-    check_lookups,
-    check_reach,
-    check_chosen_interfaces,
-    check_speed,
-    check_versions,
-    check_clocks,
+    network.check_answers,
+    network.check_hostnames,
+    network.check_lookups,
+    network.check_reach,
+    network.check_chosen_interfaces,
+    network.check_speed,
+    software.check_versions,
+    software.check_clocks,
     check_small_job,
-    check_uneven_hosts,
+    gpus.check_uneven_hosts,
 )
 
 
@@ -91,3 +98,80 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
         hosts = dict.fromkeys([*(before.hosts if before else ()), *finding.hosts])
         merged[key] = replace(finding, hosts=tuple(hosts))
     return list(merged.values())
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Examine the hosts that are named or allocated, or this one; returns the exit code."""
+    environ = read_environment()
+    found = None
+    if not options.here:
+        found = find_hosts(options.hosts, options.hostfile, environ, format=options.hostfile_format)
+    hosts = found.hosts if found else ()
+    slots = sum(host.slots or 0 for host in hosts) if all(host.slots for host in hosts) else 0
+    script = read_script(options.script) if options.script else None
+    job = JobRequest(hosts=max(1, len(hosts)), ranks=options.ranks, slots=slots, script=script)
+    if hosts:
+        return _diagnose_hosts(options, hosts, job, environ)
+    return _diagnose_this_host(options, job, environ)
+
+
+def _diagnose_this_host(options: argparse.Namespace, job: JobRequest, environ: Mapping[str, str]) -> int:
+    with _show_progress(options) as progress:
+        progress("collecting facts on this host")
+        facts = collect(environ)
+    findings = check_host(facts, replace(job, ranks_here=job.ranks))
+    if options.json:
+        return _print_json(build_document(facts, findings), findings)
+    return _print_report(options, findings, lambda console: print_host_tables(facts, console))
+
+
+def _diagnose_hosts(
+    options: argparse.Namespace, hosts: Sequence[Host], job: JobRequest, environ: Mapping[str, str]
+) -> int:
+    environ = with_own_folder(environ)
+    via = options.via
+    if via == "auto":
+        named = options.hosts is not None or options.hostfile is not None
+        via = "srun" if find_scheduler(environ) == "slurm" and not named else "ssh"
+    with _show_progress(options) as progress:
+        survey = Surveyor(hosts, environ, via, read_ssh_options(options), progress).run()
+        if not options.no_allreduce and all(host.facts is not None for host in survey.hosts):
+            progress("timing an allreduce over all hosts")
+            survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))
+    findings = evaluate(survey, job)
+    if options.json:
+        return _print_json(build_survey_document(survey, findings), findings)
+    summary = describe_small_job(survey)
+    return _print_report(options, findings, lambda console: print_survey_tables(survey, console), summary)
+
+
+def _print_json(document: dict[str, Any], findings: Sequence[Finding]) -> int:
+    json.dump(document, sys.stdout, indent=2)
+    print()
+    return exit_code(findings)
+
+
+def _print_report(
+    options: argparse.Namespace, findings: Sequence[Finding], print_tables: Callable[[Console], None], summary: str = ""
+) -> int:
+    console = Console()
+    print_verdict(findings, console, quiet=options.quiet)
+    if not options.quiet:
+        if summary:
+            console.print(summary, highlight=False)
+        if options.verbose:
+            print_tables(console)
+        else:
+            console.print("hvdkit doctor --verbose prints all that was found.", highlight=False)
+    return exit_code(findings)
+
+
+@contextlib.contextmanager
+def _show_progress(options: argparse.Namespace) -> Iterator[Callable[[str], object]]:
+    """Show on a terminal what is being done."""
+    console = Console(stderr=True)
+    if options.json or options.quiet or not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("doctor") as status:
+        yield lambda text: status.update(f"doctor: {text}")

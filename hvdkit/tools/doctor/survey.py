@@ -131,6 +131,11 @@ def addresses_of(facts: HostFacts) -> set[str]:
     return {each.address for each in facts.machine.network.interfaces}
 
 
+def subnets_of(facts: HostFacts) -> set[str]:
+    """List the subnets of a host's own addresses."""
+    return {each.subnet for each in facts.machine.network.interfaces}
+
+
 def subnet_of(facts: HostFacts, address: str) -> str:
     """Find the subnet of one of a host's addresses; "" if it is not one of them."""
     return next((each.subnet for each in facts.machine.network.interfaces if each.address == address), "")

@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdkit.errors import PlanError
-from hvdkit.tools.plan.cluster import GIB, Calibration, Cluster, Gpu
-from hvdkit.tools.plan.layout import Layout
-from hvdkit.tools.plan.model import GPT_VOCABULARY, Transformer
+from hvdkit.tools.plan.layout import GIB, GPT_VOCABULARY, Calibration, Cluster, Gpu, Layout, Transformer
 from hvdkit.tools.plan.search import Candidate, Job, assess
 
 # A quantity -> what columns call it: without case, spaces and signs.
@@ -82,7 +80,7 @@ def find_columns(header: Iterable[str]) -> Columns:
     names: dict[str, str] = {}
     time, unit = None, 1e-3
     for column in header:
-        word = _normalise(column)
+        word = re.sub(r"[^a-z0-9]", "", column.lower())
         match = _TIME.match(word)
         if match and time is None:
             time, unit = column, 1e-3 if match[1] in (None, "ms") else 1.0
@@ -166,10 +164,6 @@ def _measured(cells: Mapping[str, str], columns: Columns) -> float | None:
     except ValueError:
         return None
     return number * columns.unit if math.isfinite(number) and number > 0 else None
-
-
-def _normalise(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def _integer(key: str, text: str) -> int:

@@ -12,11 +12,8 @@ from typing import Any
 from hvdkit.errors import PlanError
 from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.optional_import import optional_import
-from hvdkit.tools.bench.plan import OURS
-from hvdkit.tools.bench.report import Report, bandwidths
-from hvdkit.tools.plan.cluster import Calibration, Gpu
-from hvdkit.tools.plan.layout import Layout
-from hvdkit.tools.plan.model import Transformer
+from hvdkit.tools.bench.report import OURS, Report, bandwidths
+from hvdkit.tools.plan.layout import Calibration, Gpu, Layout, Transformer
 from hvdkit.tools.plan.step import layer_time
 
 

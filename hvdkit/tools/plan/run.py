@@ -1,4 +1,4 @@
-"""Carry out hvdkit plan: read, compute, print."""
+"""Carry out hvdkit plan: read, compute, and print plans as a table, as JSON, as a figure and in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -14,15 +17,177 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvdkit.errors import PlanError
-from hvdkit.tools.bench.report import read_report
-from hvdkit.tools.charts import check_plot
-from hvdkit.tools.plan.cluster import Calibration, Cluster, Gpu, find_gpu
+from hvdkit.tools.bench.report import read_report, show_time
+from hvdkit.tools.charts import check_plot, draw_bars, new_figure, save_figure
 from hvdkit.tools.plan.evaluate import build_csv, describe, evaluate, read_table, summarise
+from hvdkit.tools.plan.layout import GIB, Calibration, Cluster, Gpu, Transformer, find_gpu
 from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
-from hvdkit.tools.plan.model import Transformer
 from hvdkit.tools.plan.search import Candidate, Job, Plans, explain_refusal, search
-from hvdkit.tools.plan.show import PLOT, encode, explain, list_columns, list_rows, write_plot
 from hvdkit.tools.plan.sources import read_model
+from hvdkit.tools.plan.step import (
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    data_bandwidth,
+    layer_activations,
+    stage_bandwidth,
+    stage_parameters,
+    tensor_bandwidth,
+)
+
+#: Part of a step -> what it is, for tables.
+PARTS = {
+    "compute": "compute",
+    "tensor": "tp",
+    "bubble": "pp bubble",
+    "transfers": "pp transfers",
+    "gradients": "exposed dp",
+    "update": "optimizer",
+}
+
+
+def compare(candidate: Candidate, best: Candidate) -> str:
+    """Say why a layout is slower than the best: the parts that take longer, the largest first."""
+    if candidate is best:
+        return "the fastest"
+    mine, others = candidate.time.parts(), best.time.parts()
+    more = {name: mine[name] - others[name] for name in PARTS}
+    gap = candidate.time.total - best.time.total
+    names = [name for name in sorted(more, key=more.__getitem__, reverse=True) if more[name] > 0.2 * abs(gap)][:2]
+    if gap < 0.001 * best.time.total or not names:
+        return "as fast, within 0.1 %"
+    return ", ".join(f"{PARTS[name]} +{show_time(more[name])}" for name in names)
+
+
+def explain(candidate: Candidate, job: Job) -> Sequence[str]:
+    """Explain a layout: stages, memory and time, with the numbers that they come from."""
+    layout, model, cluster = candidate.layout, job.model, job.cluster
+    micro_batches, stages = layout.micro_batches(job.batch), layout.stages(model)
+    parameters = stage_parameters(model, layout, 0)
+    size = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
+    memory, time = candidate.memory, candidate.time
+    in_flight = min(layout.pp, micro_batches)
+    return [
+        f"{layout}: {layout.dp} replicas of {layout.tp * layout.pp} GPUs",
+        f"  model: {model.parameters / 1e9:.2f} billion parameters; {stages[0]} of {model.layers} layers and "
+        f"{parameters / 1e9:.3f} billion parameters on a GPU of the first stage",
+        f"  memory: {size} bytes for each of them (weight {WEIGHT_BYTES}, gradient {GRADIENT_BYTES}, Adam "
+        f"{OPTIMIZER_BYTES}){_sharded(candidate)}: {memory.state / GIB:.1f} GiB",
+        f"  activations: {layer_activations(model, layout) / 2**20:.0f} MiB a layer and micro-batch, of which the "
+        f"first stage holds {in_flight}: {memory.activations / GIB:.1f} GiB; all together {memory.total / GIB:.1f} of "
+        f"{cluster.gpu.memory / GIB:.0f} GiB",
+        f"  compute: {micro_batches} micro-batches of {layout.micro_batch} on each replica: {show_time(time.compute)}",
+        f"  tp: allreduces in each layer over {_rate(tensor_bandwidth(cluster, layout, job.constants))}: "
+        f"{show_time(time.tensor)}"
+        if layout.tp > 1
+        else "  tp: none",
+        f"  pipeline: (p - 1) / (v m) = {layout.pp - 1} / ({layout.chunks} x {micro_batches}) of the work is waiting: "
+        f"{show_time(time.bubble)}; sending over {_rate(stage_bandwidth(cluster, layout, job.constants))}: "
+        f"{show_time(time.transfers)}"
+        if layout.pp > 1
+        else "  pipeline: none",
+        f"  dp: {WEIGHT_BYTES * parameters / GIB:.2f} GiB of gradients over "
+        f"{_rate(data_bandwidth(cluster, layout, job.constants))}, nothing of it hidden: {show_time(time.gradients)}"
+        if layout.dp > 1
+        else "  dp: none",
+        f"  optimizer: {show_time(time.update)}; the whole step: {show_time(time.total)}, "
+        f"{rate_tokens(candidate, job):,.0f} tokens/s, {utilisation(candidate, job):.0%} of the GPUs' peak",
+    ]
+
+
+def rate_tokens(candidate: Candidate, job: Job) -> float:
+    """Tokens a second."""
+    return job.batch * job.model.sequence / candidate.time.total
+
+
+def utilisation(candidate: Candidate, job: Job) -> float:
+    """Share of the GPUs' peak that the model's own operations take (MFU)."""
+    return job.model.step_flops(job.batch) / candidate.time.total / (job.cluster.gpus * job.cluster.gpu.flops)
+
+
+def _sharded(candidate: Candidate) -> str:
+    what = ("", "Adam", "Adam and gradients", "all of it")[candidate.layout.zero]
+    return f", {what} divided over {candidate.layout.dp} replicas" if what else ""
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e9:.0f} GB/s"
+
+
+#: What asks for the figure.
+PLOT = "hvdkit plan --plot"
+_COLUMNS = ("dp", "tp", "pp", "schedule", "micro", "ZeRO", "recompute", "GiB", "state", "activ.")
+
+
+def list_columns() -> list[str]:
+    """Name the columns of the table."""
+    return [*_COLUMNS, "step", *PARTS.values(), "tokens/s", "why"]
+
+
+def list_rows(shown: Sequence[Candidate], job: Job) -> list[list[str]]:
+    """Write the rows of the table; the first candidate is the best."""
+    return [_row(candidate, shown[0], job) for candidate in shown]
+
+
+def encode(job: Job, plans: Plans, shown: Sequence[Candidate]) -> dict[str, Any]:
+    """Encode for JSON: bytes and seconds."""
+    cluster = job.cluster
+    return {
+        "format": "hvdkit plan 1",
+        "model": {**asdict(job.model), "parameters": job.model.parameters},
+        "cluster": {**asdict(cluster.gpu), "gpus": cluster.gpus, "node": cluster.node},
+        "batch": job.batch,
+        "fits": bool(plans.fitting),
+        "layouts_that_fit": len(plans.fitting),
+        "layouts_that_do_not_fit": plans.refused,
+        "plans": [_encode(candidate, shown[0], job) for candidate in shown],
+    }
+
+
+def write_plot(shown: Sequence[Candidate], job: Job, path: Path) -> None:
+    """Draw time and memory of the plans by part, side by side. Raises HvdkitError if the file cannot be written."""
+    figure = new_figure(PLOT, 15, 1.5 + 0.45 * len(shown))
+    times, memories = figure.subplots(1, 2)
+    names = [f"{number}. {candidate.layout}" for number, candidate in enumerate(shown, 1)]
+    steps = [{PARTS[part]: size for part, size in candidate.time.parts().items()} for candidate in shown]
+    sizes = [{part: size / GIB for part, size in candidate.memory.parts().items()} for candidate in shown]
+    draw_bars(times, dict(zip(names, steps, strict=True)), title="a step, seconds", show=show_time)
+    numbers = [str(number) for number in range(1, len(shown) + 1)]
+    draw_bars(memories, dict(zip(numbers, sizes, strict=True)), title="memory of a rank, GiB", show="{:.1f}".format)
+    memories.axvline(job.cluster.gpu.memory / GIB, linestyle="--", color="black")
+    save_figure(figure, path)
+
+
+def _row(candidate: Candidate, best: Candidate, job: Job) -> list[str]:
+    layout, memory, time = candidate.layout, candidate.memory, candidate.time
+    numbers = [memory.total, memory.state, memory.activations]
+    return [
+        *(str(number) for number in (layout.dp, layout.tp, layout.pp)),
+        layout.schedule,
+        str(layout.micro_batch),
+        str(layout.zero),
+        layout.recompute,
+        *(f"{number / GIB:.1f}" for number in numbers),
+        show_time(time.total),
+        *(show_time(time.parts()[part]) for part in PARTS),
+        f"{rate_tokens(candidate, job):,.0f}",
+        compare(candidate, best),
+    ]
+
+
+def _encode(candidate: Candidate, best: Candidate, job: Job) -> dict[str, Any]:
+    memory, time = candidate.memory, candidate.time
+    return {
+        **asdict(candidate.layout),
+        "schedule": candidate.layout.schedule,
+        "fits": candidate.fits(job),
+        "memory_bytes": {**memory.parts(), "total": memory.total},
+        "step_s": {**time.parts(), "total": time.total},
+        "tokens_per_s": rate_tokens(candidate, job),
+        "utilisation": utilisation(candidate, job),
+        "why": compare(candidate, best),
+    }
+
 
 #: What --evaluate takes from options where a table does not say it.
 _TABLE_DEFAULTS = ("vocabulary", "sequence", "node", "recompute", "chunks", "sequence_parallel", "fused_attention")

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hvdkit.errors import PlanError
-from hvdkit.tools.plan.cluster import GIB, Calibration, Cluster
-from hvdkit.tools.plan.layout import Layout, check_layout
-from hvdkit.tools.plan.memory import Memory, compute_memory
-from hvdkit.tools.plan.model import Transformer
-from hvdkit.tools.plan.step import StepTime, compute_step
+from hvdkit.tools.plan.layout import GIB, Calibration, Cluster, Layout, Transformer, check_layout
+from hvdkit.tools.plan.step import Memory, StepTime, compute_memory, compute_step
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CHUNKS = (1, 2, 3, 4)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdkit.errors import PlanError
 from hvdkit.optional_import import optional_import
-from hvdkit.tools.plan.model import Transformer
+from hvdkit.tools.plan.layout import Transformer
 
 # A size -> the names that configurations give it: Llama and Mistral, GPT-2, GPT-NeoX, OPT, BLOOM, Falcon, MPT.
 _NAMES = {

@@ -6,8 +6,10 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,17 @@ from hvdkit.errors import SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.cli.command import find_script
 from hvdkit.launch.cli.numbers import count, count_or_none
-from hvdkit.tools.submit.follow import Follower, ask_state, submit_script
+from hvdkit.tools.submit.follow import Follower, Scheduler, ask_state, submit_script
 from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
-from hvdkit.tools.submit.scheduler import Scheduler
-from hvdkit.tools.submit.table import KINDS, SCHEDULERS, find_scheduler
+from hvdkit.tools.submit.kubernetes import KUBERNETES, TRAINJOB
+from hvdkit.tools.submit.scripts import LSF, PBS, SLURM
 from hvdkit.tools.training_command import PLACEMENT, find_launcher, split_command, strip_dashes
+
+#: By the name that --scheduler takes.
+SCHEDULERS: Mapping[str, Scheduler] = {"slurm": SLURM, "pbs": PBS, "lsf": LSF, "k8s": KUBERNETES}
+
+#: What a job is on Kubernetes, by the name that --kind takes.
+KINDS: Mapping[str, Scheduler] = {"mpijob": KUBERNETES, "trainjob": TRAINJOB}
 
 _EXPLANATION = """\
 Write the batch script of a training, submit it, and follow its log. The script is plain bash with comments: --dry-run
@@ -59,13 +67,27 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--scheduler", choices=tuple(SCHEDULERS), help="(default: the one whose sbatch, qsub or bsub is on PATH)")
     add("--nodes", type=count, required=True, metavar="N", help="number of nodes")
     add("--tasks-per-node", type=count, metavar="N", help="ranks on each node (default: --gpus-per-node)")
-    add("--time", type=_parsed(parse_time), required=True, metavar="T", help="time limit: 2h, 90m, 1d12h or 02:00:00")
-    add("--gpus-per-node", type=count_or_none, default=0, metavar="N", help="GPUs on each node (default: 0)")
-    add("--cpus-per-task", type=count_or_none, default=0, metavar="N", help="cores of each rank")
+    add(
+        "--time",
+        dest="seconds",
+        type=_parsed(parse_time),
+        required=True,
+        metavar="T",
+        help="time limit: 2h, 90m, 1d12h or 02:00:00",
+    )
+    add(
+        "--gpus-per-node",
+        dest="gpus",
+        type=count_or_none,
+        default=0,
+        metavar="N",
+        help="GPUs on each node (default: 0)",
+    )
+    add("--cpus-per-task", dest="cpus", type=count_or_none, default=0, metavar="N", help="cores of each rank")
     add("--memory", default="", metavar="SIZE", help="memory of each node, like 64G")
     add("--account", default="", metavar="NAME", help="account to charge")
     add("--partition", "--queue", dest="queue", default="", metavar="NAME", help="partition or queue")
-    add("--job-name", metavar="NAME", help="(default: the script's name)")
+    add("--job-name", dest="name", metavar="NAME", help="(default: the script's name)")
     add(
         "--output",
         default=BatchJob.output,
@@ -75,19 +97,21 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--requeue", action="store_true", help="run again after a node failure or a preemption")
     add(
         "--signal",
+        dest="warning",
         type=_parsed(parse_warning),
         metavar="SIG@T",
         help="send USR1 or USR2 to the ranks T before the limit",
     )
     add(
         "--env",
+        dest="environ",
         type=_parsed(parse_variable),
         action="append",
         default=[],
         metavar="K=V",
         help="set a variable; repeatable",
     )
-    add("--module", action="append", default=[], metavar="M", help="load a module; repeatable")
+    add("--module", dest="modules", action="append", default=[], metavar="M", help="load a module; repeatable")
     add("--venv", default="", metavar="DIR", help="virtual environment to activate")
     add("--mail", default="", metavar="ADDRESS", help="send mail at start, end and failure")
     add(
@@ -99,6 +123,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add(
         "--dependency",
+        dest="dependencies",
         action="append",
         default=[],
         metavar="JOB",
@@ -147,36 +172,39 @@ def run(options: argparse.Namespace) -> int:
     return _submit(scheduler, job, script, follow=follow, as_json=options.json)
 
 
+def find_scheduler(environ: Mapping[str, str]) -> str:
+    """Find the scheduler of this site. Raises SubmitError if there is none, or more than one."""
+    path = environ.get("PATH", "")
+    found = find_defaults(lambda name: shutil.which(name, path=path) is not None, environ)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise SubmitError(f"PATH has the commands of several schedulers. Choose: --scheduler {' or '.join(found)}.")
+    raise SubmitError(
+        "None of sbatch, qsub (PBS) and bsub is on PATH. Run this on a host where jobs are submitted; or choose with "
+        f"--scheduler ({', '.join(SCHEDULERS)}) and print the script with --dry-run. In a job script of Grid Engine, "
+        "Torque, Flux or HTCondor hvdrun needs no hosts: see docs/clusters/schedulers.md."
+    )
+
+
+def find_defaults(on_path: Callable[[str], bool], environ: Mapping[str, str]) -> list[str]:
+    """Name the schedulers whose command is on PATH. Kubernetes is used only if it is named."""
+    qsub = on_path("qsub") and "SGE_ROOT" not in environ  # Grid Engine has a qsub too, with other options
+    return [name for name, found in (("slurm", on_path("sbatch")), ("pbs", qsub), ("lsf", on_path("bsub"))) if found]
+
+
 def make_job(options: argparse.Namespace) -> BatchJob:
     """Turn the options into a job. Raises SubmitError if they do not give the number of ranks."""
     hvdrun, command = _split_command(options.command)
-    tasks = options.gpus_per_node if options.tasks_per_node is None else options.tasks_per_node
+    tasks = options.gpus if options.tasks_per_node is None else options.tasks_per_node
     if options.tasks_per_node is None and not tasks:
         raise SubmitError("The number of ranks on a node is unknown. Give --tasks-per-node or --gpus-per-node.")
     guess = re.sub(r"[^A-Za-z0-9]+", "-", Path(_find_script(command) or command[0]).stem).strip("-")[:40]
-    return BatchJob(
-        command=tuple(command),
-        nodes=options.nodes,
-        tasks_per_node=tasks,
-        seconds=options.time,
-        name=options.job_name if options.job_name is not None else guess.lower() or BatchJob.name,
-        gpus=options.gpus_per_node,
-        cpus=options.cpus_per_task,
-        memory=options.memory,
-        account=options.account,
-        queue=options.queue,
-        output=options.output,
-        requeue=options.requeue,
-        warning=options.signal,
-        environ=dict(options.env),
-        modules=tuple(options.module),
-        venv=options.venv,
-        mail=options.mail,
-        extra=tuple(options.extra),
-        image=options.image,
-        dependencies=tuple(options.dependency),
-        hvdrun=hvdrun,
-    )
+    name = options.name if options.name is not None else guess.lower() or BatchJob.name
+    own = {"command": tuple(command), "hvdrun": hvdrun, "tasks_per_node": tasks, "name": name}
+    lists = {field: tuple(getattr(options, field)) for field in ("modules", "extra", "dependencies")}
+    typed = {field.name: getattr(options, field.name) for field in fields(BatchJob) if field.name not in own}
+    return BatchJob(**{**typed, **own, **lists, "environ": dict(options.environ)})
 
 
 def _split_command(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

@@ -162,7 +162,7 @@ class _Recorder:
         if self._session.record.framework == "keras" or loss.numel() != 1:
             return
         self._session.lost(float(loss.detach()))
-        self._session.trains(torch.get_rng_state().numpy().tobytes())
+        self._session.trains(_states())
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         """Record the gradients; where one optimizer's step calls another's, the inner one has the reduced ones."""
@@ -180,7 +180,9 @@ class _Recorder:
             self._step = Step(self._optimizers.index(optimizer), rates=rates, first_rates=first, **session.take())
             self._put_rates(optimizer)
         self._step.gradients = self._read(optimizer, gradients=True)
-        session.record.half |= any(one.dtype in (torch.float16, torch.bfloat16) for one in _parameters(optimizer))
+        session.record.half |= any(
+            one.dtype in (torch.float16, torch.bfloat16) for group in optimizer.param_groups for one in group["params"]
+        )
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Record the parameters, and end the process after the last step."""
@@ -228,10 +230,6 @@ class _Recorder:
                 name in own and not torch.equal(own[name].cpu(), value) for name, value in start.items()
             )
             module.load_state_dict(start)
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _thin(value: torch.Tensor) -> Array:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.tools.doctor.facts import Accelerators, Gpu, HostFacts
+from hvdkit.launch.plan import resources
+from hvdkit.tools.doctor.facts import Accelerators, HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
 from hvdkit.tools.installed import parse_numbers
@@ -132,16 +133,15 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         )
     used = [gpu for gpu in found.gpus if 0 < _MOST_USED * gpu.memory_bytes < gpu.used_bytes]
     if used:
+        places = [
+            f"{gpu.used_bytes / 2**30:.0f} of {gpu.memory_bytes / 2**30:.0f} GiB of GPU {gpu.index}" for gpu in used
+        ]
         yield Finding.warning(
             "gpu-in-use",
-            f"Memory is in use before the job: {', '.join(map(_describe_use, used))}. Ranks there may run out of it.",
+            f"Memory is in use before the job: {', '.join(places)}. Ranks there may run out of it.",
             "nvidia-smi shows the processes. End those that an earlier job has left, or ask for GPUs of your own.",
         )
     yield from _check_visible(found)
-
-
-def _describe_use(gpu: Gpu) -> str:
-    return f"{gpu.used_bytes / 2**30:.0f} of {gpu.memory_bytes / 2**30:.0f} GiB of GPU {gpu.index}"
 
 
 def _check_visible(found: Accelerators) -> Iterator[Finding]:
@@ -182,7 +182,7 @@ def count_visible(facts: HostFacts) -> int:
     found = facts.accelerators
     if found.visible is None:
         return len(found.gpus)
-    return len([word for word in found.visible.split(",") if word.strip() not in ("", "-1", "NoDevFiles")])
+    return resources.count_visible(found.visible, len(found.gpus))
 
 
 def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:

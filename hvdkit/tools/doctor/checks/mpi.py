@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hvdkit.engine.choice import choose_engine
 from hvdkit.errors import HvdkitError
-from hvdkit.tools.build_horovod.source import HOROVOD
+from hvdkit.tools.build_horovod.plan import HOROVOD
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts, Launcher
 from hvdkit.tools.doctor.findings import Finding, JobRequest
 from hvdkit.transport.select import choose_transport

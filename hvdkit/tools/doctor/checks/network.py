@@ -1,4 +1,4 @@
-"""Checks of logins, connections and bandwidth between hosts, and of the variables that select network interfaces."""
+"""Checks of host names and their addresses, of logins, connections and bandwidth, of variables for interfaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from hvdkit.launch.plan.network import InterfaceAddress, is_inside
-from hvdkit.tools.doctor.checks.names import are_loopback
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest
 from hvdkit.tools.doctor.hosts.session import explain
@@ -18,7 +17,145 @@ from hvdkit.tools.doctor.survey import (
     describe_common_network,
     describe_subnet,
     subnet_of,
+    subnets_of,
 )
+
+
+def check_names(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
+    """Check the addresses of the hostname and of localhost."""
+    network = facts.machine.network
+    if not network.localhost or not are_loopback(network.localhost):
+        seen = f"resolves to {', '.join(network.localhost)}" if network.localhost else "resolves to no address"
+        yield Finding.error("localhost", f"The name localhost {seen}.", "Put into /etc/hosts: 127.0.0.1 localhost")
+    if not network.loopback_up:
+        yield Finding.error("loopback-down", "The interface lo is down.", "As root: ip link set lo up")
+    if job.hosts < 2:
+        return
+    if not network.addresses:
+        yield Finding.warning(
+            "hostname",
+            f"The hostname {facts.host} resolves to no address on the host itself.",
+            f"Put it into DNS, or into /etc/hosts of every host: ADDRESS {facts.host}",
+        )
+    elif are_loopback(network.addresses):
+        yield Finding.warning(
+            "hostname",
+            f"{facts.host} resolves to {', '.join(network.addresses)} on the host itself: on the other hosts that "
+            "address is their own (MASTER_ADDR=$(hostname -i), Gloo).",
+            f"In its /etc/hosts replace 127.0.1.1 by the address at which the other hosts reach {facts.host}.",
+        )
+
+
+def are_loopback(addresses: Sequence[str]) -> bool:
+    """Are all of these addresses the loopback interface's?"""
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+
+
+def check_hostnames(survey: Survey) -> Iterator[Finding]:
+    """Find hosts that are listed twice, and different hosts with the same hostname."""
+    listed_names: dict[str, list[str]] = defaultdict(list)
+    for name, facts in survey.answering.items():
+        listed_names[facts.host].append(name)
+    addresses = {
+        name: {each.address for each in facts.machine.network.interfaces if each.between_hosts}
+        for name, facts in survey.answering.items()
+    }
+    for name, facts in survey.answering.items():
+        listed = name.rpartition("@")[2]
+        alone = len(listed_names[facts.host]) == 1  # else there is a worse finding
+        if alone and listed != "localhost" and not _is_address(listed) and _short(facts.host) != _short(listed):
+            yield Finding.note(
+                "hostname-differs",
+                f"{listed} has the hostname {facts.host}: programs that compare names (torchrun, Slurm) take them "
+                "for two hosts.",
+                "List it by its hostname.",
+                (name,),
+            )
+    for hostname, names in listed_names.items():
+        if len(names) < 2:
+            continue
+        if all(addresses[name] == addresses[names[0]] for name in names):
+            yield Finding.error(
+                "host-twice",
+                f"{' and '.join(names)} are the same host, {hostname}.",
+                "List it once, with the slots of both.",
+                tuple(names),
+            )
+        else:
+            yield Finding.error(
+                "hostname-twice",
+                f"{' and '.join(names)} both have the hostname {hostname}: MPI and NCCL take their ranks for those of "
+                "one host, and look for shared memory that is not there.",
+                "Give each host a name of its own (hostnamectl set-hostname), or each container (--hostname).",
+                tuple(names),
+            )
+
+
+def check_lookups(survey: Survey) -> Iterator[Finding]:
+    """Check the addresses of each host's name on the other hosts."""
+    answering = survey.answering
+    for target in answering:
+        name = target.rpartition("@")[2]
+        found = {each.source: each.addresses for each in survey.lookups if each.name == name and each.source != target}
+        unknown = [source for source, addresses in found.items() if not addresses]
+        if unknown:
+            yield Finding.error(
+                "name-unknown",
+                f"The name {name} resolves to no address on {', '.join(unknown)}.",
+                f"Put {name} into DNS, or the same /etc/hosts on every host.",
+                tuple(unknown),
+            )
+        looped = [source for source, addresses in found.items() if addresses and are_loopback(addresses)]
+        if looped:
+            yield Finding.error(
+                "name-loopback",
+                f"The name {name} resolves to the loopback address {found[looped[0]][0]} on {', '.join(looped)}.",
+                f"Correct {name} in /etc/hosts of {', '.join(looped)}.",
+                tuple(looped),
+            )
+    yield from _check_master(survey)
+
+
+def _check_master(survey: Survey) -> Iterator[Finding]:
+    name = survey.here.environ.get("MASTER_ADDR", "")
+    answering = survey.answering
+    if not name or len(answering) < 2:
+        return
+    for each in survey.lookups:
+        if each.name != name or each.source not in answering:
+            continue
+        if not each.addresses:
+            yield Finding.error(
+                "master-address",
+                f"MASTER_ADDR={name} resolves to no address on {each.source}.",
+                "Set it to a name of the job's first host that all hosts can resolve.",
+                (each.source,),
+            )
+            return
+        if not are_loopback(each.addresses) and not any(
+            address in addresses_of(facts) for facts in answering.values() for address in each.addresses
+        ):
+            yield Finding.error(
+                "master-address",
+                f"MASTER_ADDR={name} resolves to {each.addresses[0]}, which is no host of the job; perhaps the login "
+                "host (SLURM_LAUNCH_NODE_IPADDR).",
+                "Set it to the name of the job's first host.",
+                (each.source,),
+            )
+            return
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0].lower()
+
 
 #: One way is called slow if another is this many times faster.
 _FASTER = 3.0
@@ -90,7 +227,8 @@ def check_speed(survey: Survey) -> Iterator[Finding]:
             "slow-network",
             f"The host names resolve to a network with {slowest:.0f} Mbit/s, but {describe_subnet(survey, best)} "
             f"has {rates[best]:.0f}.",
-            _use(best),
+            f"Make the names resolve to it; or for Open MPI set OMPI_MCA_btl_tcp_if_include={best}, and "
+            "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to its interfaces.",
         )
 
 
@@ -113,7 +251,7 @@ def _explain_reach(survey: Survey, target: str, address: str, problem: str, sour
             hosts,
         )
     network = subnet_of(survey.answering[target], address)
-    apart = [source for source in sources if network and not _has_network(survey, source, network)]
+    apart = [source for source in sources if network and network not in subnets_of(survey.answering[source])]
     if apart:
         return Finding.error(
             "wrong-subnet",
@@ -142,39 +280,20 @@ def _rates(survey: Survey) -> dict[str, list[float]]:
     return {network: list(rates.values()) for network, rates in found.items()}
 
 
-def _has_network(survey: Survey, source: str, network: str) -> bool:
-    facts = survey.answering[source]
-    return any(subnet_of(facts, address) == network for address in addresses_of(facts))
-
-
-def _use(network: str) -> str:
-    return (
-        f"Make the names resolve to it; or for Open MPI set OMPI_MCA_btl_tcp_if_include={network}, and "
-        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to its interfaces."
-    )
-
-
-#: Variable -> how its value is read.
-VARIABLES = {
-    "NCCL_SOCKET_IFNAME": "prefixes",
-    "GLOO_SOCKET_IFNAME": "names",
-    "TP_SOCKET_IFNAME": "names",
-    "HOROVOD_GLOO_IFACE": "names",
-    "HVDKIT_NETWORK_INTERFACES": "names",
-    "OMPI_MCA_btl_tcp_if_include": "names",
-    "OMPI_MCA_oob_tcp_if_include": "names",
-    "PRTE_MCA_oob_tcp_if_include": "names",
-    "PRTE_MCA_prte_if_include": "names",
-    "HYDRA_IFACE": "names",
-    "I_MPI_HYDRA_IFACE": "names",
-    "FI_TCP_IFACE": "names",
-}
+#: Variables whose values are names of interfaces, of NCCL's what they begin with.
+_PREFIXES = "NCCL_SOCKET_IFNAME"
+VARIABLES = (
+    *(_PREFIXES, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HVDKIT_NETWORK_INTERFACES"),
+    *("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"),
+    *("PRTE_MCA_oob_tcp_if_include", "PRTE_MCA_prte_if_include"),
+    *("HYDRA_IFACE", "I_MPI_HYDRA_IFACE", "FI_TCP_IFACE"),
+)
 
 
 def select(variable: str, value: str, interfaces: Sequence[InterfaceAddress]) -> list[InterfaceAddress]:
     """Select the interfaces that a variable's value means: names, NCCL's prefixes, or networks like 10.0.0.0/8."""
     words = [word.strip() for word in value.lstrip("^=").split(",") if word.strip()]
-    if VARIABLES.get(variable) == "prefixes" and not value.startswith("="):
+    if variable == _PREFIXES and not value.startswith("="):
         chosen = [each for each in interfaces if each.name.startswith(tuple(words))]
     else:
         chosen = [each for each in interfaces if any(_is_meant(word, each) for word in words)]

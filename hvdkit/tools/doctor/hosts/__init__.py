@@ -1,4 +1,1 @@
-"""Several hosts: an agent on each, and the connections between them.
-
-surveyor asks the agents; session starts one of them, and is the connection to it. allreduce is a small job on all.
-"""
+"""Several hosts: an agent on each, the connections between them, and a small job on all."""

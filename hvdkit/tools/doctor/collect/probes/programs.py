@@ -66,6 +66,20 @@ def load_horovod(framework: str) -> None:
     _print(parts=parts)
 
 
+def try_horovod(framework: str, *parts: str) -> None:
+    """Sum rank + 1 over 2 ranks with Horovod; exits with what is wrong with that, or the parts that it lacks."""
+    numbers, hvd = importlib.import_module(framework), importlib.import_module(f"horovod.{framework}")
+    hvd.init()
+    value = hvd.rank() + 1.0
+    tensor = numbers.full((5,), value) if framework == "torch" else numbers.fill([5], value)
+    total = hvd.allreduce(tensor, op=hvd.Sum).numpy().tolist()
+    if hvd.size() != 2 or total != [3.0] * 5:
+        sys.exit(f"rank {hvd.rank()} of {hvd.size()} got {total}, not 3.0")
+    if lacking := [name for name in parts if not getattr(hvd, f"{name}_built")()]:
+        sys.exit(f"it was built without {lacking}")
+    hvd.shutdown()
+
+
 def load_nccl(named: str) -> None:
     """Print the newest CUDA that the driver runs, then path and version of libnccl; neither needs a GPU for that.
 
