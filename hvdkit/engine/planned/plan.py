@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from hvdkit.engine.compression import Wire
@@ -124,6 +125,22 @@ class Plan:
             for tensor in bucket.needs:
                 needing[tensor].append(index)
         return needing
+
+    def divide_tensors(self, present: AbstractSet[int]) -> list[list[int]]:
+        """All tensors, in the order in which buckets need them: those that a bucket needs and no earlier one did.
+
+        present: those that this rank has; a list without any of them is joined to the next one, or the last.
+        """
+        lists: list[list[int]] = []
+        waiting: list[int] = []
+        for bucket in self.buckets:
+            waiting += [slot.tensor for slot in bucket.slots if not slot.offset]
+            if not present.isdisjoint(waiting):
+                lists.append(waiting)
+                waiting = []
+        if waiting:
+            lists = [*lists[:-1], [*(lists[-1] if lists else ()), *waiting]]
+        return lists or [[]]
 
     def name(self, bucket: int | None = None) -> str:
         """The first three tensors, of a bucket or of the plan, for a message."""

@@ -48,6 +48,11 @@ class ShardedArrays:
         collective_step(group.engine, "plan", attach, name=name)
         self.pieces = self._values.pieces = self._shard.pieces
 
+    @property
+    def plan(self) -> Plan:
+        """In what buckets gradients are sent."""
+        return self._gradients.plan
+
     def begin(self, results: Targets) -> None:
         """Begin a step. results: of each piece, overwritten with its gradient until finish() returns.
 
@@ -62,7 +67,7 @@ class ShardedArrays:
     def arrived(self, tensor: int, gradient: Array | None) -> None:
         """This rank has the gradient, or None for one that it does not have in this step.
 
-        It is read now or in a later call of the step; the caller leaves it alone until then.
+        It is read now or in a later call of the step, and let go of then; the caller leaves it alone until then.
         """
         self._gradients.put(tensor, gradient)
         self._strategy.arrived(tensor)
