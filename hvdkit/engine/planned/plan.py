@@ -142,6 +142,19 @@ class Plan:
             lists = [*lists[:-1], [*(lists[-1] if lists else ()), *waiting]]
         return lists or [[]]
 
+    def list_of_last_part(self, lists: Sequence[Sequence[int]]) -> list[int]:
+        """Of each tensor the number of the list with which its last bucket, and those before, can start.
+
+        lists: see divide_tensors().
+        """
+        number_of = {tensor: number for number, tensors in enumerate(lists) for tensor in tensors}
+        last, reached = [0] * len(self.tensors), 0
+        for bucket in self.buckets:
+            reached = max(reached, *(number_of[tensor] for tensor in bucket.needs))
+            for slot in bucket.slots:
+                last[slot.tensor] = reached
+        return last
+
     def name(self, bucket: int | None = None) -> str:
         """The first three tensors, of a bucket or of the plan, for a message."""
         indices = range(len(self.tensors)) if bucket is None else [slot.tensor for slot in self.buckets[bucket].slots]
