@@ -146,7 +146,8 @@ def wrap_optimizer(
         check_sharding(inner, settings, shard)
     _set_passes(inner, passes)
     if shard is not None and (settings.size > 1 or (may_come_later() and settings.process_set.included())):
-        sync: GradientSync = ShardSync(settings, passes_factor=1.0 if average_passes else float(passes))
+        factor = 1.0 if average_passes else float(passes)
+        sync: GradientSync = ShardSync(settings, passes_factor=factor, early=shard == "gradients")
         mix_in(inner, ShardedOptimizer, sync)
         if outer is not None:
             mix_in(outer, inner._hvdkit_loss_scale(), sync)

@@ -31,12 +31,12 @@ def call_by_lists(
     """
     before: list[Any] = []
     calls: list[Any] = []
-    order = _Order()
+    order = None if ahead is None else _Order()
     for number, indices in enumerate(lists):
         present = [index for index in indices if gradients[index] is not None]
         given = [gradients[index] for index in present]
-        if ahead is not None and number > ahead:
-            order.put_after(calls[number - ahead - 1], given)
+        if order is not None and ahead is not None:
+            order.put_after(calls[: max(0, number - ahead)][-1:], given)
         with tf.control_dependencies(before):  # buckets start in plan order on all ranks
             call = _starter(start, indices, present, first=not before)
             before = [call_in_graph(call, given, [], "hvdkit_start")]
@@ -56,26 +56,36 @@ def _starter(start: Start, indices: Sequence[int], present: Sequence[int], *, fi
 
 
 class _Order:
-    """Has operations of a graph that is being traced wait for others, where those do not need them themselves.
+    """Has operations of the graph that is being traced wait for others, where those do not need them themselves.
 
     TensorFlow runs what is ready in any order: all of backward's long chain, say, before the gradients beside it.
     """
 
     def __init__(self) -> None:
-        self._needed: set[Any] = set()  # names of what must run before the operations that others were put after
+        self._known: set[str] = set()  # names of operations that may be needed before, which are not to wait
+        # TensorFlow will put those with a state in the order in which they were made.
+        self._graph = tf.compat.v1.get_default_graph()
+        self._take([one for one in self._graph.get_operations() if one._is_stateful])
 
-    def put_after(self, operation: Any, tensors: Sequence[Any]) -> None:
-        """Compute these after the operation. To be called for operations in the order in which they run."""
-        self._add_needed(operation)
-        for tensor in tensors:
-            made_by = tensor.op
-            if made_by.graph is operation.graph and made_by.inputs and made_by.name not in self._needed:
-                made_by._add_control_input(operation)
+    def put_after(self, before: Sequence[Any], tensors: Sequence[Any]) -> None:
+        """Have what is computed for these tensors, and for none of the calls before, wait for `before`."""
+        fresh = self._take([tensor.op for tensor in tensors if tensor.graph is self._graph])
+        names = {one.name for one in fresh}
+        for one in fresh:
+            if names.isdisjoint(needed.name for needed in _needed_by(one)):
+                one._add_control_inputs(before)
 
-    def _add_needed(self, operation: Any) -> None:
-        left = [operation]
+    def _take(self, operations: Sequence[Any]) -> list[Any]:
+        """Those, and what they need, that are not known yet; from now on they are."""
+        left, fresh = list(operations), []
         while left:
             one = left.pop()
-            if one.name not in self._needed:
-                self._needed.add(one.name)
-                left += [*(tensor.op for tensor in one.inputs), *one.control_inputs]
+            if one.name not in self._known and one.inputs:
+                self._known.add(one.name)
+                fresh.append(one)
+                left += _needed_by(one)
+        return fresh
+
+
+def _needed_by(operation: Any) -> list[Any]:
+    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]

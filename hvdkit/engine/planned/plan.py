@@ -142,17 +142,20 @@ class Plan:
             lists = [*lists[:-1], [*(lists[-1] if lists else ()), *waiting]]
         return lists or [[]]
 
-    def list_of_last_part(self, lists: Sequence[Sequence[int]]) -> list[int]:
-        """Of each tensor the number of the list with which its last bucket, and those before, can start.
+    def lists_of_last_use(self, lists: Sequence[Sequence[int]], depth: int) -> list[int]:
+        """Of each tensor the number of the list after whose arrival it is not read any more; the last one drains all.
 
-        lists: see divide_tensors().
+        lists: see divide_tensors(). depth: so many buckets at most are started and not drained.
         """
         number_of = {tensor: number for number, tensors in enumerate(lists) for tensor in tensors}
-        last, reached = [0] * len(self.tensors), 0
-        for bucket in self.buckets:
-            reached = max(reached, *(number_of[tensor] for tensor in bucket.needs))
+        starts = list(
+            itertools.accumulate((max(number_of[tensor] for tensor in bucket.needs) for bucket in self.buckets), max)
+        )
+        starts += [len(lists) - 1] * depth
+        last = [len(lists) - 1] * len(self.tensors)
+        for index, bucket in enumerate(self.buckets):
             for slot in bucket.slots:
-                last[slot.tensor] = reached
+                last[slot.tensor] = starts[index + depth]
         return last
 
     def name(self, bucket: int | None = None) -> str:

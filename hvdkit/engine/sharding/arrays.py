@@ -28,23 +28,17 @@ class ShardedArrays:
     A step: begin(), arrived() for each tensor, in any order and from any thread, finish(). Then gather().
 
     pieces: this rank's, in the order in which pieces are given and returned. Arrays are (n,) in the dtype's storage.
-    compute_threads: that this rank computes with, 0 for as many as it has cores. copies: copy gradients as soon as
-    their bucket can start, and never read large ones later. Opened by all ranks together; raises PlanMismatchError
-    where their tensors differ.
+    compute_threads: that this rank computes with, 0 for as many as it has cores. Opened by all ranks together; raises
+    PlanMismatchError where their tensors differ.
     """
 
     def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        options: ReduceOptions,
-        *,
-        compute_threads: int,
-        copies: bool = False,
+        self, group: Group, tensors: Sequence[TensorSpec], options: ReduceOptions, *, compute_threads: int
     ) -> None:
-        self._gradients, self._values = _Gradients(len(tensors), copies=copies), _Values()
+        self._gradients, self._values = _Gradients(len(tensors)), _Values()
         self._shard = _Shard(self._gradients)
-        self._strategy = Sharded(ScatterGradients(options, self._shard), self._shard)
+        self._scatter = ScatterGradients(options, self._shard)
+        self._strategy = Sharded(self._scatter, self._shard)
         self._begun = self._closed = False
         name = f"arrays.{group.engine.count('arrays')}"
         parameters = Parameters(name, tensors, self._gradients, self._values, compute_threads)
@@ -59,6 +53,11 @@ class ShardedArrays:
     def plan(self) -> Plan:
         """In what buckets gradients are sent."""
         return self._gradients.plan
+
+    @property
+    def depth(self) -> int:
+        """So many buckets at most are read at the same time: those before are of gradients that nothing reads."""
+        return self._scatter.depth
 
     def begin(self, results: Targets) -> None:
         """Begin a step. results: of each piece, overwritten with its gradient until finish() returns.
@@ -78,10 +77,6 @@ class ShardedArrays:
         """
         self._gradients.put(tensor, gradient)
         self._strategy.arrived(tensor)
-
-    def moved(self, tensor: int, gradient: Array | None) -> None:
-        """What has arrived before is here now, where there is still something to read."""
-        self._gradients.put(tensor, gradient)
 
     def finish(self) -> Collection[int]:
         """Have all results in place; collective.
@@ -129,21 +124,16 @@ class ShardedArrays:
 
 
 class _Gradients(ArraySource):
-    """Gradients of which this rank gets pieces, in place where that can be. results: of the pieces. copies: never."""
+    """Gradients of which this rank gets pieces, in place where that can be. results: of the pieces."""
 
-    def __init__(self, count: int, *, copies: bool) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__(count)
-        self._copies = copies
         self.results: Targets = ()
         self._pieces_at: dict[tuple[int, int], int] = {}  # by tensor and first element
 
     def divide(self, pieces: Sequence[Piece]) -> None:
         """These are this rank's from now on."""
         self._pieces_at = {(piece.tensor, piece.offset): index for index, piece in enumerate(pieces)}
-
-    def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill."""
-        return super().fill(bucket, memory, (0, 0) if self._copies else owned)
 
     def target_of(self, tensor: int, part: slice) -> Array:
         """See ArraySource.target_of: what is in place is a whole piece, since buckets are cut where pieces are."""

@@ -29,11 +29,18 @@ class JaxShards:
     """See ShardDriver. Numbers on a GPU go through the host's memory."""
 
     def __init__(
-        self, group: Group, tensors: Sequence[TensorSpec], variables: Sequence[Any], options: ReduceOptions, add: Sum
+        self,
+        group: Group,
+        tensors: Sequence[TensorSpec],
+        variables: Sequence[Any],
+        options: ReduceOptions,
+        add: Sum,
+        *,
+        early: bool,
     ) -> None:
         settle()
-        self._tensors, self._variables, self._add = tensors, list(variables), add
-        self.arrays = ShardedArrays(group, tensors, options, compute_threads=os.cpu_count() or 1, copies=works())
+        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
+        self.arrays = ShardedArrays(group, tensors, options, compute_threads=os.cpu_count() or 1)
         self._scatters: dict[tuple[frozenset[int], bool], _Scatter] = {}  # by the gradients, and whether in lists
         self._gather = OrderedCall(self._gather_now)
 
@@ -51,9 +58,11 @@ class JaxShards:
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """See ShardDriver.scatter. Which gradients there are is part of the program, so the same on all ranks."""
         present = frozenset(index for index, gradient in enumerate(gradients) if gradient is not None)
-        in_lists = works() and any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
+        in_lists = self._early and works() and any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
         if (present, in_lists) not in self._scatters:
-            lists = self.arrays.plan.divide_tensors(present) if in_lists else [list(range(len(self._tensors)))]
+            lists = (
+                self.arrays.plan.divide_tensors(present) if in_lists else [list(reversed(range(len(self._tensors))))]
+            )
             self._scatters[present, in_lists] = _Scatter(self.arrays, self._tensors, present, lists)
         pieces = self.arrays.pieces
         wanted = [index for index, piece in enumerate(pieces) if piece.tensor in present]
@@ -96,7 +105,7 @@ class JaxShards:
 class _Scatter:
     """Calls that reduce the gradients in `present`, a call for each list: its memory is XLA's own again afterwards.
 
-    lists: see Plan.divide_tensors(). A tensor that is continued in a bucket of a later list is given to that one too.
+    lists: see Plan.divide_tensors(). A tensor is given to the calls of later lists, too, as long as it is still read.
     """
 
     def __init__(
@@ -107,7 +116,7 @@ class _Scatter:
         lists: Sequence[Sequence[int]],
     ) -> None:
         self._arrays, self._tensors, self._present, self._lists = arrays, tensors, present, lists
-        until = arrays.plan.list_of_last_part(lists)
+        until = arrays.plan.lists_of_last_use(lists, arrays.depth)
         self._read = [
             [index for before in lists[: number + 1] for index in before if until[index] >= number and index in present]
             for number in range(len(lists))
@@ -132,9 +141,7 @@ class _Scatter:
                     for piece in self._arrays.pieces
                 ]
             )
-        given = {index: _flat(array) for index, array in zip(self._read[number], arrays, strict=True)}
-        for index, array in given.items():
-            self._arrays.moved(index, array)
+        given = dict(zip(self._read[number], map(_flat, arrays), strict=True))
         for index in self._lists[number]:
             self._arrays.arrived(index, given.get(index))
         if number == len(self._lists) - 1:

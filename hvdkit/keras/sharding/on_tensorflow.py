@@ -31,9 +31,16 @@ class TensorflowShards:
     """See ShardDriver."""
 
     def __init__(
-        self, group: Group, tensors: Sequence[TensorSpec], variables: Sequence[Any], options: ReduceOptions, add: Sum
+        self,
+        group: Group,
+        tensors: Sequence[TensorSpec],
+        variables: Sequence[Any],
+        options: ReduceOptions,
+        add: Sum,
+        *,
+        early: bool,
     ) -> None:
-        self._tensors, self._variables, self._add = tensors, list(variables), add
+        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=threads)
         self._dtypes = [tensors[piece.tensor].dtype for piece in self.arrays.pieces]
@@ -81,7 +88,7 @@ class TensorflowShards:
             return [driver._results.take(index) for index in wanted]
 
         results = call_by_lists(
-            self.arrays.plan.divide_tensors(present),
+            self.arrays.plan.divide_tensors(present) if self._early else [list(reversed(range(len(given))))],
             given,
             dtypes,
             lambda arrays, first: find()._start(arrays, first=first),
