@@ -83,12 +83,12 @@ def on_tensorflow(shard: str) -> int:
             there.discard(tensor // 2)
 
     with joined(fusion_bytes=_BYTES, buckets_in_flight=1):
-        ShardedArrays.arrived = note  # type: ignore[method-assign]
+        ShardedArrays.arrived = note  # type: ignore
         try:
             model = _deep(Watched)
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=shard), "mse", jit_compile=False)
             x = np.ones((2 * ROWS, _WIDTH), "float32")
             model.fit(x, x, batch_size=ROWS, verbose=0)
         finally:
-            ShardedArrays.arrived = arrived  # type: ignore[method-assign]
+            ShardedArrays.arrived = arrived  # type: ignore
     return most[0]
