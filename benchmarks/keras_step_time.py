@@ -63,14 +63,14 @@ def make_peers() -> dict[str, Turn]:
     return turns
 
 
-def make_step(optimizer: Any) -> Step:
+def make_step(optimizer: Any, width: int = WIDTH, layers: int = LAYERS) -> Step:
     """A step of the MLP with this optimizer, for time_each(); collective."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((WIDTH,))])
-    for _ in range(LAYERS):
-        model.add(keras.layers.Dense(WIDTH, activation="relu"))
+    model = keras.Sequential([keras.Input((width,))])
+    for _ in range(layers):
+        model.add(keras.layers.Dense(width, activation="relu"))
     model.compile(optimizer, "mse", jit_compile=keras.backend.backend() == "jax")
-    inputs = np.random.RandomState(hvd.rank()).randn(ROWS, WIDTH).astype("float32")
+    inputs = np.random.RandomState(hvd.rank()).randn(ROWS, width).astype("float32")
     model.fit(inputs, inputs, batch_size=ROWS, epochs=1, verbose=0)
     return _STEPS[keras.backend.backend()](model, inputs)
 

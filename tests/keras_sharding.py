@@ -101,7 +101,7 @@ def loss_scale(wrap_outer: bool, steps: int | None = None) -> None:
         data = make_data(batches=8)
         data[1][2 * ROWS * hvd.size() + 1] = 6e4  # in the third batch, on rank 0
         models, scales = [], []
-        for kind in (None, "optimizer"):
+        for kind in (None, "gradients"):
             inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps, clipnorm=1.0)
             if wrap_outer:
                 scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10)
@@ -170,11 +170,11 @@ def divided_anew(name: str) -> None:
             state.sync()
 
 
-def large() -> None:
-    """Pieces that are summed and sent where they lie."""
-    with joined(check_replicas=1):
+def large(shard: str) -> None:
+    """Pieces that are summed and sent where they lie, in several buckets."""
+    with joined(check_replicas=1, fusion_bytes=100_000, buckets_in_flight=2):
         models = []
-        for kind in (None, "optimizer"):
+        for kind in (None, shard):
             keras.utils.set_random_seed(1)
             layers = [keras.layers.Dense(300, activation="tanh") for _ in range(2)]
             model = keras.Sequential([keras.Input((12,)), *layers, keras.layers.Dense(5)])
@@ -223,7 +223,7 @@ def traced() -> None:
     with joined(**_SETTINGS):
         data = mine(make_data())
         models, kept = [], []
-        for kind in (None, "optimizer"):
+        for kind in (None, "gradients"):
             model = make_model()
             optimizer = wrapper.DistributedOptimizer(keras.optimizers.Adam(0.01, global_clipnorm=0.1), shard=kind)
             kept.append(optimizer)

@@ -12,17 +12,32 @@ pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-g
 _SOME = ["AdamW", "SGD", "accumulation", "averages", "overwritten", "Momentum"]
 _OTHERS = ["Adam", "Adagrad", "RMSprop", "Lion", "Nadam", "Adamax", "Adadelta", "Ftrl"]
 _CASES = [
-    ("torch", 2, ["Adam", "averages"]),
-    ("tensorflow", 3, ["Adam", "averages"]),
-    pytest.param("tensorflow", 2, _SOME + _OTHERS[1:], marks=pytest.mark.slow),
-    pytest.param("torch", 2, _SOME + _OTHERS, marks=pytest.mark.slow),
-    pytest.param("jax", 2, [*_SOME, "Adam", "Nadam"], marks=pytest.mark.slow),
+    ("torch", 2, ["Adam", "averages"], "gradients"),
+    ("tensorflow", 3, ["Adam", "averages"], "gradients"),
+    pytest.param("tensorflow", 2, _SOME + _OTHERS[1:], "optimizer", marks=pytest.mark.slow),
+    pytest.param("tensorflow", 2, _SOME, "gradients", marks=pytest.mark.slow),
+    pytest.param("torch", 2, _SOME + _OTHERS, "optimizer", marks=pytest.mark.slow),
+    pytest.param("jax", 2, ["AdamW", "accumulation"], "optimizer", marks=pytest.mark.slow),
+    pytest.param("jax", 2, [*_SOME, "Adam", "Nadam"], "gradients", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("backend", "size", "specs"), _CASES)
-def test_ranks_train_as_without_shard(backend: str, size: int, specs: list[str]) -> None:
-    run_check(size, backend, "keras_sharding:train", specs)
+@pytest.mark.parametrize(("backend", "size", "specs", "shard"), _CASES)
+def test_ranks_train_as_without_shard(backend: str, size: int, specs: list[str], shard: str) -> None:
+    run_check(size, backend, "keras_sharding:train", specs, shard)
+
+
+@pytest.mark.keras("tensorflow")
+def test_gradients_are_sent_during_backward_on_tensorflow() -> None:
+    assert run_check(3, "tensorflow", "keras_freed_gradients:on_tensorflow", "optimizer") == [16] * 3
+    assert max(run_check(3, "tensorflow", "keras_freed_gradients:on_tensorflow", "gradients")) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.keras("jax")
+def test_xla_uses_the_memory_of_gradients_again() -> None:
+    for whole, parts, gradients in run_check(2, "jax", "keras_freed_gradients:on_jax"):
+        assert parts <= whole - gradients // 4, (parts, whole, gradients)
 
 
 @each_backend
@@ -39,7 +54,8 @@ def test_all_ranks_skip_the_step_in_which_one_overflows(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["jax"])
 def test_on_jax(backend: str) -> None:
     run_check(2, backend, "keras_sharding:loss_scale", wrap_outer=True, steps=2)
-    run_check(2, backend, "keras_sharding:large")
+    run_check(2, backend, "keras_sharding:large", "gradients")
+    run_check(2, backend, "keras_sharding:large", "optimizer")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hvdkit.engine.measured_shares import HostClock, Meeting, Seconds
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.arrays import ArraySource, Targets
-from hvdkit.engine.planned.plan import Bucket, TensorSpec
+from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import NumpyArithmetic
@@ -87,9 +87,9 @@ class ArraySync:
         _attached[id(self._strategy)] = self
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """In which the strategy sends gradients, in the order in which they start."""
-        return self._gradients.plan.buckets
+    def plan(self) -> Plan:
+        """How the strategy sends gradients."""
+        return self._gradients.plan
 
     def begin(self, targets: Targets, values: Sequence[Array] = ()) -> None:
         """Begin a step. targets: overwritten by the results; they may share memory with the gradients.

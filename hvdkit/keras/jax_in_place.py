@@ -52,17 +52,55 @@ class OrderedCall:
             work = functools.partial(self._with_copies, shapes)
             copied: list[Any] = io_callback(work, shapes, *arrays, ordered=True)
             return copied
-        # The call itself is in no order with others, so it goes between two that are.
-        begun = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
-        results, done = self._in_place(arrays, begun, kinds)
-        io_callback(_end, None, done, ordered=True)
-        return results
+        return _in_order([self._in_place], [arrays], kinds)
 
     def _with_copies(self, kinds: Sequence[jax.ShapeDtypeStruct], *arrays: Any) -> list[Array]:
         sources = [np.asarray(array) for array in arrays]
         results = [np.empty(kind.shape, kind.dtype) for kind in kinds]
         self._work(sources, results)
         return results
+
+
+class OrderedCalls:
+    """Functions of numpy arrays that a program calls one after the other, each when the arrays that it reads are there.
+
+    They are in the order of all ordered calls. works: each gets the arrays that it reads and, in a second list, those
+    that all of them fill, which stay where they are until the last one has returned. Only where works().
+    """
+
+    def __init__(self, works: Sequence[Callable[[list[Array], list[Array]], None]]) -> None:
+        self._calls = [InPlace(work if not number else _keeping(work)) for number, work in enumerate(works)]
+
+    def __call__(self, arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
+        """What they fill. arrays: that each reads; what no later one reads is free when it has returned."""
+        return _in_order(self._calls, arrays, kinds)
+
+
+def _in_order(
+    calls: Sequence[InPlace], arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct] | None
+) -> list[Any]:
+    # The calls themselves are in no order with others, so they go between two that are.
+    after = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
+    results: list[Any] = []
+    for call, given in zip(calls, arrays, strict=True):
+        results, after = call([*results, *given], after, kinds, kept=len(results))
+    io_callback(_end, None, after, ordered=True)
+    return results
+
+
+def _keeping(work: Callable[[list[Array], list[Array]], None]) -> Callable[[list[Array], list[Array]], None]:
+    """Have a later one of several calls read what is its own; before that come the results of those before it."""
+
+    def keep(arrays: list[Array], results: list[Array]) -> None:
+        for before, now in zip(arrays, results, strict=False):
+            if now.size and before.ctypes.data != now.ctypes.data:
+                raise HorovodInternalError(
+                    "XLA has moved the results of a reduction that was under way, so that this step's results are "
+                    "wrong. Please report this with the version of JAX. To do without, leave out shard."
+                )
+        work(arrays[len(results) :], results)
+
+    return keep
 
 
 def _kind(value: Any) -> jax.ShapeDtypeStruct:
@@ -91,15 +129,17 @@ class BufferCall:
         self._callback = functools.partial(_run, weakref.ref(self))
 
     def __call__(
-        self, arrays: Sequence[Any], after: Any, kinds: Sequence[jax.ShapeDtypeStruct] | None = None
+        self, arrays: Sequence[Any], after: Any, kinds: Sequence[jax.ShapeDtypeStruct] | None = None, *, kept: int = 0
     ) -> tuple[list[Any], Any]:
         """What `work` makes of arrays, and a scalar that is there when it has done so.
 
-        after: a scalar that must be there before. kinds: of the results.
+        after: a scalar that must be there before. kinds: of the results. kept: so many of them lie in the memory of the
+        first arrays.
         """
         inputs = [*arrays, after]
         results_of = [*(map(_kind, arrays) if kinds is None else kinds), _kind(after)]
-        aliases = {index: index for index in range(len(inputs))} if kinds is None else {len(arrays): len(kinds)}
+        aliases = {index: index for index in range(len(arrays) if kinds is None else kept)}
+        aliases[len(arrays)] = len(results_of) - 1
         call = buffer_callback(self._callback, results_of, has_side_effect=True, input_output_aliases=aliases)
         *results, done = call(*inputs)
         return results, done

@@ -59,9 +59,10 @@ def DistributedOptimizer(
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
     sees tensors through GradientSources only, and the values of parameters only if it overrides after_step().
-    shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2, which are the same
-    here): gradients are reduce-scattered, each rank steps on its pieces of the variables, and all get the result. For
-    Keras's own optimizers that treat every element by itself. build() is then collective, and the state is saved with
+    shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2): gradients are
+    reduce-scattered, each rank steps on its pieces of the variables, and all get the result. With "gradients" compiled
+    steps of TensorFlow and JAX send and free gradients while backward runs; elsewhere both are the same. For Keras's
+    own optimizers that treat every element by itself. build() is then collective, and the state is saved with
     hvd.checkpoint, or after optimizer.gather_state() on all ranks; in an elastic job sync() of a KerasState builds it.
     Not with strategy, op=Adasum or codings (ValueError).
     name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted as in Horovod, and ignored.
@@ -146,7 +147,8 @@ def wrap_optimizer(
         check_sharding(inner, settings, shard)
     _set_passes(inner, passes)
     if shard is not None and (settings.size > 1 or (may_come_later() and settings.process_set.included())):
-        sync: GradientSync = ShardSync(settings, passes_factor=1.0 if average_passes else float(passes))
+        factor = 1.0 if average_passes else float(passes)
+        sync: GradientSync = ShardSync(settings, passes_factor=factor, early=shard == "gradients")
         mix_in(inner, ShardedOptimizer, sync)
         if outer is not None:
             mix_in(outer, inner._hvdkit_loss_scale(), sync)

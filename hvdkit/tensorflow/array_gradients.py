@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvdkit.engine.array_sync import ArrayFollower, ArraySync, uses_values
 from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.plan import TensorSpec
+from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Strategy
+from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
 from hvdkit.tensorflow.tracing import call_in_graph, check_nothing_dropped
@@ -65,45 +66,29 @@ class ArrayGradients:
 
         find: finds, when the graph runs, what this object is in the world of then.
         """
-        before: list[Any] = []
-        for group in self._groups(gradients):
-            with tf.control_dependencies(before):  # buckets start in plan order on all ranks
-                present = [gradients[index] is not None for index in group]
-                inputs = [gradients[index] for index in group if gradients[index] is not None]
-                start = _starter(find, group, present, first=not before)
-                started = call_in_graph(start, inputs, [], "hvdkit_start")
-            before = [started]
+        present = {index for index, gradient in enumerate(gradients) if gradient is not None}
+        plan = self._sync.plan if self._overlaps else Plan((), ())
+        lists = plan.divide_tensors(present) if plan.buckets else [list(range(len(gradients)))]
         dtypes = [tf.as_dtype(self._specs[index].dtype) for index in wanted]
-        with tf.control_dependencies(before):
-            results = call_in_graph(lambda: find()._finish(wanted), [], dtypes, "hvdkit_finish")
+        results = call_by_lists(
+            lists,
+            gradients,
+            dtypes,
+            lambda arrays, first: find()._start(arrays, first=first),
+            lambda: find()._finish(wanted),
+        )
         reduced: list[Any] = [None] * len(gradients)
-        for index, result in zip(wanted, results if wanted else [], strict=True):
+        for index, result in zip(wanted, results, strict=True):
             result.set_shape(self._specs[index].shape)
             reduced[index] = result
         return reduced
 
-    def _groups(self, gradients: Sequence[Any]) -> list[list[int]]:
-        """Tensors that are given to one operation: those that a bucket needs and no earlier one did."""
-        groups: list[list[int]] = []
-        waiting: list[int] = []
-        for bucket in self._sync.buckets if self._overlaps else ():
-            waiting += [slot.tensor for slot in bucket.slots if not slot.offset]
-            if any(gradients[index] is not None for index in waiting):
-                groups.append(waiting)
-                waiting = []
-        planned = {index for group in [*groups, waiting] for index in group}
-        waiting = [*waiting, *(index for index in range(len(gradients)) if index not in planned)]
-        if waiting or not groups:
-            groups.append(waiting)
-        return groups
-
-    def _start(self, group: Sequence[int], present: Sequence[bool], arrays: Sequence[Array], *, first: bool) -> None:
+    def _start(self, arrays: Mapping[int, Array | None], *, first: bool) -> None:
         if first:
             self._results.begin()
             self._sync.begin(self._results, self._values())
-        remaining = iter(arrays)
-        for index, is_present in zip(group, present, strict=True):
-            self._sync.arrived(index, self._flat(index, next(remaining)) if is_present else None)
+        for index, array in arrays.items():
+            self._sync.arrived(index, None if array is None else self._flat(index, array))
 
     def _finish(self, wanted: Sequence[int]) -> list[Array]:
         unused = self._sync.finish(self._values())
@@ -148,16 +133,6 @@ class ArrayGradients:
     def close(self) -> None:
         """Free what the strategy has allocated; collective."""
         self._sync.close()
-
-
-def _starter(
-    find: Callable[[], ArrayGradients], group: Sequence[int], present: Sequence[bool], *, first: bool
-) -> Callable[..., Any]:
-    def start(*arrays: Array) -> list[Any]:
-        find()._start(group, present, arrays, first=first)
-        return []
-
-    return start
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from hvdkit.engine.compression import Wire
@@ -124,6 +125,38 @@ class Plan:
             for tensor in bucket.needs:
                 needing[tensor].append(index)
         return needing
+
+    def divide_tensors(self, present: AbstractSet[int]) -> list[list[int]]:
+        """All tensors, in the order in which buckets need them: those that a bucket needs and no earlier one did.
+
+        present: those that this rank has; a list without any of them is joined to the next one, or the last.
+        """
+        lists: list[list[int]] = []
+        waiting: list[int] = []
+        for bucket in self.buckets:
+            waiting += [slot.tensor for slot in bucket.slots if not slot.offset]
+            if not present.isdisjoint(waiting):
+                lists.append(waiting)
+                waiting = []
+        if waiting:
+            lists = [*lists[:-1], [*(lists[-1] if lists else ()), *waiting]]
+        return lists or [[]]
+
+    def lists_of_last_use(self, lists: Sequence[Sequence[int]], depth: int) -> list[int]:
+        """Of each tensor the number of the list after whose arrival it is not read any more; the last one drains all.
+
+        lists: see divide_tensors(). depth: so many buckets at most are started and not drained.
+        """
+        number_of = {tensor: number for number, tensors in enumerate(lists) for tensor in tensors}
+        starts = list(
+            itertools.accumulate((max(number_of[tensor] for tensor in bucket.needs) for bucket in self.buckets), max)
+        )
+        starts += [len(lists) - 1] * depth
+        last = [len(lists) - 1] * len(self.tensors)
+        for index, bucket in enumerate(self.buckets):
+            for slot in bucket.slots:
+                last[slot.tensor] = starts[index + depth]
+        return last
 
     def name(self, bucket: int | None = None) -> str:
         """The first three tensors, of a bucket or of the plan, for a message."""

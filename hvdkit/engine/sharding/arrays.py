@@ -37,7 +37,8 @@ class ShardedArrays:
     ) -> None:
         self._gradients, self._values = _Gradients(len(tensors)), _Values()
         self._shard = _Shard(self._gradients)
-        self._strategy = Sharded(ScatterGradients(options, self._shard), self._shard)
+        self._scatter = ScatterGradients(options, self._shard)
+        self._strategy = Sharded(self._scatter, self._shard)
         self._begun = self._closed = False
         name = f"arrays.{group.engine.count('arrays')}"
         parameters = Parameters(name, tensors, self._gradients, self._values, compute_threads)
@@ -47,6 +48,16 @@ class ShardedArrays:
 
         collective_step(group.engine, "plan", attach, name=name)
         self.pieces = self._values.pieces = self._shard.pieces
+
+    @property
+    def plan(self) -> Plan:
+        """In what buckets gradients are sent."""
+        return self._gradients.plan
+
+    @property
+    def depth(self) -> int:
+        """So many buckets at most are read at the same time: those before are of gradients that nothing reads."""
+        return self._scatter.depth
 
     def begin(self, results: Targets) -> None:
         """Begin a step. results: of each piece, overwritten with its gradient until finish() returns.
@@ -62,7 +73,7 @@ class ShardedArrays:
     def arrived(self, tensor: int, gradient: Array | None) -> None:
         """This rank has the gradient, or None for one that it does not have in this step.
 
-        It is read now or in a later call of the step; the caller leaves it alone until then.
+        It is read now or in a later call of the step, and let go of then; the caller leaves it alone until then.
         """
         self._gradients.put(tensor, gradient)
         self._strategy.arrived(tensor)

@@ -55,6 +55,7 @@ class ScatterGradients(AllReduce):
         #: Where the buckets are to be from the next attach() on; on the host for None.
         self.place: Place | None = None
         self.in_place = receiver.in_place
+        self.depth = 0  # buckets that are started and not drained, at most
         self._receiver = receiver
         self._presence: Presence | None = None
         self._source: _ScatterSource | None = None
@@ -93,6 +94,7 @@ class ScatterGradients(AllReduce):
 
     def _open_buckets(self, buckets: Buckets, group: Group) -> Buckets:
         owned = find_in_place(group, buckets) if self.in_place else [(0, 0)] * len(buckets.shard)
+        self.depth = buckets.depth
         return _ScatterBuckets(buckets, owned)
 
     def before_step(self) -> None:

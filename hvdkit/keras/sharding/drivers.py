@@ -22,7 +22,8 @@ Sum = Callable[[Array], None]
 class ShardDriver(Protocol):
     """Reduces gradients to pieces, and gathers variables, inside of a compiled step as well as outside.
 
-    tensors, variables: what is trained, in the same order. Opened by all ranks together.
+    tensors, variables: what is trained, in the same order. early: reduce gradients of a compiled step while the rest
+    of backward runs, so that all of them never exist together. Opened by all ranks together.
     """
 
     arrays: ShardedArrays
@@ -34,6 +35,8 @@ class ShardDriver(Protocol):
         variables: Sequence[Any],
         options: ReduceOptions,
         add: Sum,
+        *,
+        early: bool,
     ) -> None: ...
 
     def make_piece(self, piece: Piece, name: str) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
-from hvdkit.keras.jax_in_place import OrderedCall
+from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, works
 from hvdkit.keras.sharding.drivers import Sum
 from hvdkit.transport.buffer import STORAGE, Array
 
@@ -28,12 +29,19 @@ class JaxShards:
     """See ShardDriver. Numbers on a GPU go through the host's memory."""
 
     def __init__(
-        self, group: Group, tensors: Sequence[TensorSpec], variables: Sequence[Any], options: ReduceOptions, add: Sum
+        self,
+        group: Group,
+        tensors: Sequence[TensorSpec],
+        variables: Sequence[Any],
+        options: ReduceOptions,
+        add: Sum,
+        *,
+        early: bool,
     ) -> None:
         settle()
-        self._tensors, self._variables, self._add = tensors, list(variables), add
+        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=os.cpu_count() or 1)
-        self._scatters: dict[tuple[int, ...], OrderedCall] = {}  # by the gradients that there are
+        self._scatters: dict[tuple[frozenset[int], bool], _Scatter] = {}  # by the gradients, and whether in lists
         self._gather = OrderedCall(self._gather_now)
 
     def make_piece(self, piece: Piece, name: str) -> Any:
@@ -49,38 +57,24 @@ class JaxShards:
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """See ShardDriver.scatter. Which gradients there are is part of the program, so the same on all ranks."""
-        present = tuple(index for index, gradient in enumerate(gradients) if gradient is not None)
-        if present not in self._scatters:
-            self._scatters[present] = OrderedCall(lambda arrays, results: self._scatter_now(present, arrays, results))
-        pieces, known = self.arrays.pieces, {*present}
-        wanted = [index for index, piece in enumerate(pieces) if piece.tensor in known]
-        dtypes = [self._tensors[piece.tensor].dtype for piece in pieces]
-        inputs = [gradients[index].astype(self._tensors[index].dtype) for index in present]
-        kinds = [jax.ShapeDtypeStruct((pieces[index].count,), dtypes[index]) for index in wanted]
-        results = self._scatters[present](inputs, kinds)
+        present = frozenset(index for index, gradient in enumerate(gradients) if gradient is not None)
+        in_lists = self._early and works() and any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
+        if (present, in_lists) not in self._scatters:
+            lists = (
+                self.arrays.plan.divide_tensors(present) if in_lists else [list(reversed(range(len(self._tensors))))]
+            )
+            self._scatters[present, in_lists] = _Scatter(self.arrays, self._tensors, present, lists)
+        pieces = self.arrays.pieces
+        wanted = [index for index, piece in enumerate(pieces) if piece.tensor in present]
+        dtypes = [self._tensors[pieces[index].tensor].dtype for index in wanted]
+        kinds = [
+            jax.ShapeDtypeStruct((pieces[index].count,), dtype) for index, dtype in zip(wanted, dtypes, strict=True)
+        ]
+        inputs = {index: gradients[index].astype(self._tensors[index].dtype) for index in present}
         scattered: list[Any] = [None] * len(pieces)
-        for index, result in zip(wanted, results, strict=True):
+        for index, result in zip(wanted, self._scatters[present, in_lists](inputs, kinds), strict=True):
             scattered[index] = result
         return scattered
-
-    def _scatter_now(self, present: Sequence[int], arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        gradients: list[Array | None] = [None] * len(self._tensors)
-        for index, array in zip(present, arrays, strict=True):
-            gradients[index] = _flat(array)
-        known, places = {*present}, iter(results)
-        targets = [
-            _flat(next(places))
-            if piece.tensor in known
-            else np.empty(piece.count, STORAGE[self._tensors[piece.tensor].dtype])
-            for piece in self.arrays.pieces
-        ]
-        unused = self.arrays.scatter(gradients, targets)
-        lost = sorted({*range(len(self._tensors))} - known - {*unused})
-        if lost:
-            raise HorovodInternalError(
-                f"Other ranks have a gradient of {self._tensors[lost[0]].name} in this step, but the program of this "
-                f"rank was compiled without it. Compute a gradient of every variable on every rank."
-            )
 
     def gather(self, pieces: Sequence[Any], due: Any) -> None:
         """See ShardDriver.gather."""
@@ -106,6 +100,61 @@ class JaxShards:
             return total
 
         return io_callback(run, jax.ShapeDtypeStruct(numbers.shape, np.float32), numbers, ordered=True)
+
+
+class _Scatter:
+    """Calls that reduce the gradients in `present`, a call for each list: its memory is XLA's own again afterwards.
+
+    lists: see Plan.divide_tensors(). A tensor is given to the calls of later lists, too, as long as it is still read.
+    """
+
+    def __init__(
+        self,
+        arrays: ShardedArrays,
+        tensors: Sequence[TensorSpec],
+        present: frozenset[int],
+        lists: Sequence[Sequence[int]],
+    ) -> None:
+        self._arrays, self._tensors, self._present, self._lists = arrays, tensors, present, lists
+        until = arrays.plan.lists_of_last_use(lists, arrays.depth)
+        self._read = [
+            [index for before in lists[: number + 1] for index in before if until[index] >= number and index in present]
+            for number in range(len(lists))
+        ]
+        works = [functools.partial(self._work, number) for number in range(len(lists))]
+        self._calls = OrderedCalls(works) if len(works) > 1 else None
+        self._call = OrderedCall(works[0])
+
+    def __call__(self, gradients: Mapping[int, Any], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
+        """The gradients of those pieces of this rank's that are of tensors in `present`."""
+        arrays = [[gradients[index] for index in read] for read in self._read]
+        return self._call(arrays[0], kinds) if self._calls is None else self._calls(arrays, kinds)
+
+    def _work(self, number: int, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        if not number:
+            places = iter(results)
+            self._arrays.begin(
+                [
+                    _flat(next(places))
+                    if piece.tensor in self._present
+                    else np.empty(piece.count, STORAGE[self._tensors[piece.tensor].dtype])
+                    for piece in self._arrays.pieces
+                ]
+            )
+        given = dict(zip(self._read[number], map(_flat, arrays), strict=True))
+        for index in self._lists[number]:
+            self._arrays.arrived(index, given.get(index))
+        if number == len(self._lists) - 1:
+            self._finish()
+
+    def _finish(self) -> None:
+        unused = self._arrays.finish()
+        lost = sorted({*range(len(self._tensors))} - self._present - {*unused})
+        if lost:
+            raise HorovodInternalError(
+                f"Other ranks have a gradient of {self._tensors[lost[0]].name} in this step, but the program of this "
+                f"rank was compiled without it. Compute a gradient of every variable on every rank."
+            )
 
 
 def _flat(array: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,19 +17,30 @@ from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.sharding.drivers import Sum
+from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, check_nothing_dropped, in_python
 from hvdkit.transport.buffer import Array
+
+#: Lists of gradients that are there at once, beside the one that is being sent.
+_AHEAD = 1
 
 
 class TensorflowShards:
     """See ShardDriver."""
 
     def __init__(
-        self, group: Group, tensors: Sequence[TensorSpec], variables: Sequence[Any], options: ReduceOptions, add: Sum
+        self,
+        group: Group,
+        tensors: Sequence[TensorSpec],
+        variables: Sequence[Any],
+        options: ReduceOptions,
+        add: Sum,
+        *,
+        early: bool,
     ) -> None:
-        self._tensors, self._variables, self._add = tensors, list(variables), add
+        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=threads)
         self._dtypes = [tensors[piece.tensor].dtype for piece in self.arrays.pieces]
@@ -53,38 +64,52 @@ class TensorflowShards:
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """See ShardDriver.scatter. In a graph a gradient that only other ranks have is an error of the step."""
         check_not_compiled("DistributedOptimizer(shard=...)")
-        present = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        inputs = [tf.cast(gradients[index], self._tensors[index].dtype) for index in present]
+        given = [
+            None if gradient is None else tf.cast(gradient, tensor.dtype)
+            for gradient, tensor in zip(gradients, self._tensors, strict=True)
+        ]
         pieces = self.arrays.pieces
         if tf.executing_eagerly():
-            unused = self._scatter(present, [array_of(each) for each in inputs])
+            for first, index in enumerate(reversed(range(len(given)))):
+                array, given[index] = None if given[index] is None else array_of(given[index]), None
+                self._start({index: array}, first=not first)
+            unused = self._finish()
             return [
                 None if piece.tensor in unused else as_tensor(self._results.take(index), self._dtypes[index])
                 for index, piece in enumerate(pieces)
             ]
-        known, find = {*present}, _finder(self)
-        wanted = [index for index, piece in enumerate(pieces) if piece.tensor in known]
+        present, find = {index for index, gradient in enumerate(given) if gradient is not None}, _finder(self)
+        wanted = [index for index, piece in enumerate(pieces) if piece.tensor in present]
         dtypes = [tf.as_dtype(self._dtypes[index]) for index in wanted]
 
-        def run(*arrays: Array) -> list[Array]:
+        def finish() -> list[Array]:
             driver = find()
-            unused = driver._scatter(present, arrays)
-            check_nothing_dropped([tensor.name for tensor in driver._tensors], present, unused)
+            check_nothing_dropped([tensor.name for tensor in driver._tensors], present, driver._finish())
             return [driver._results.take(index) for index in wanted]
 
-        results = call_in_graph(run, inputs, dtypes, "hvdkit_scatter")
+        results = call_by_lists(
+            self.arrays.plan.divide_tensors(present) if self._early else [list(reversed(range(len(given))))],
+            given,
+            dtypes,
+            lambda arrays, first: find()._start(arrays, first=first),
+            finish,
+            ahead=_AHEAD,
+        )
         scattered: list[Any] = [None] * len(pieces)
-        for index, result in zip(wanted, results if wanted else (), strict=True):
+        for index, result in zip(wanted, results, strict=True):
             result.set_shape((pieces[index].count,))
             scattered[index] = result
         return scattered
 
-    def _scatter(self, present: Sequence[int], arrays: Sequence[Array]) -> frozenset[int]:
-        self._results.begin()
-        flat: list[Array | None] = [None] * len(self._tensors)
-        for index, array in zip(present, arrays, strict=True):
-            flat[index] = flat_storage(array, self._tensors[index].dtype)
-        unused = frozenset(self.arrays.scatter(flat, self._results))
+    def _start(self, arrays: Mapping[int, Array | None], *, first: bool) -> None:
+        if first:
+            self._results.begin()
+            self.arrays.begin(self._results)
+        for index, array in arrays.items():
+            self.arrays.arrived(index, None if array is None else flat_storage(array, self._tensors[index].dtype))
+
+    def _finish(self) -> frozenset[int]:
+        unused = frozenset(self.arrays.finish())
         for index, piece in enumerate(self.arrays.pieces):
             if piece.tensor in unused:
                 self._results.take(index)[...] = 0

@@ -19,10 +19,20 @@ from hvdkit.transport.buffer import Array
 
 
 class TorchShards:
-    """See ShardDriver. Numbers on a GPU go through the host's memory."""
+    """See ShardDriver. Numbers on a GPU go through the host's memory.
+
+    Nothing is early: Keras' step reads all gradients from the parameters after backward.
+    """
 
     def __init__(
-        self, group: Group, tensors: Sequence[TensorSpec], variables: Sequence[Any], options: ReduceOptions, add: Sum
+        self,
+        group: Group,
+        tensors: Sequence[TensorSpec],
+        variables: Sequence[Any],
+        options: ReduceOptions,
+        add: Sum,
+        *,
+        early: bool,
     ) -> None:
         self._parameters = [variable.value for variable in variables]
         for tensor, parameter in zip(tensors, self._parameters, strict=True):

@@ -20,10 +20,13 @@ from hvdkit.transport.buffer import Array, Buffer
 
 
 class ShardSync(GradientSync):
-    """In place of a strategy's GradientSync. passes_factor: what accumulated gradients are multiplied with."""
+    """In place of a strategy's GradientSync.
 
-    def __init__(self, settings: Settings, *, passes_factor: float) -> None:
-        self.passes_factor = passes_factor
+    passes_factor: what accumulated gradients are multiplied with. early: see ShardDriver.
+    """
+
+    def __init__(self, settings: Settings, *, passes_factor: float, early: bool) -> None:
+        self.passes_factor, self._early = passes_factor, early
         self._shards: ShardDriver | None = None
         self._closed = False
         self._norms = ""
@@ -61,7 +64,7 @@ class ShardSync(GradientSync):
         settings = self._settings
         # Counted in this world: a process may have wrapped an optimizer that others have not.
         self._norms = f"norms of optimizer {settings.group.engine.count('norms')}"
-        self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add)
+        self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add, early=self._early)
         self._closed = False
         return self._shards
 

@@ -1,0 +1,94 @@
+"""Bodies for ranks that divide their gradients: those are sent and freed while backward computes the others."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import keras
+import numpy as np
+from keras_training import ROWS, joined
+
+import hvdkit.keras as hvd
+from hvdkit.engine.sharding.arrays import ShardedArrays
+
+_LAYERS, _WIDTH = 16, 64
+_BYTES = 4 * _WIDTH * (_WIDTH + 1)  # of a layer's gradients
+
+
+def _deep(layer: Any = keras.layers.Dense) -> Any:
+    layers = [layer(_WIDTH, name=f"layer_{number}") for number in range(_LAYERS)]
+    return keras.Sequential([keras.Input((_WIDTH,)), *layers])
+
+
+def on_jax() -> tuple[int, int, int]:
+    """The bytes of XLA's memory of a step with each kind of shard, and those of the gradients."""
+    jax = importlib.import_module("jax")
+    with joined(fusion_bytes=_BYTES, buckets_in_flight=1):
+        needed = []
+        for shard in ("optimizer", "gradients"):
+            model = _deep()
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=shard)
+            optimizer.build(model.trainable_variables)
+
+            def step(values: Any, state: Any, x: Any, model: Any = model, optimizer: Any = optimizer) -> Any:
+                def loss(values: Any) -> Any:
+                    return keras.ops.mean(model.stateless_call(values, [], x)[0] ** 2)
+
+                return optimizer.stateless_apply(state, jax.grad(loss)(values), values)
+
+            values = [variable.value for variable in model.trainable_variables]
+            state = [variable.value for variable in optimizer.variables]
+            compiled = (
+                jax.jit(step, donate_argnums=(0, 1)).lower(values, state, np.ones((2, _WIDTH), "float32")).compile()
+            )
+            needed.append(compiled.memory_analysis().temp_size_in_bytes)
+        return needed[0], needed[1], _LAYERS * _BYTES
+
+
+def on_tensorflow(shard: str) -> int:
+    """So many layers' gradients exist together, at most."""
+    tf = importlib.import_module("tensorflow")
+    there: set[int] = set()
+    most = [0]
+
+    def computed(number: int, gradient: Any) -> Any:
+        there.add(number)
+        most[0] = max(most[0], len(there))
+        return gradient
+
+    class Watched(keras.layers.Dense):  # type: ignore[misc]
+        """Says when the gradient of its kernel is there; in no order with other operations."""
+
+        def call(self, inputs: Any) -> Any:
+            number = int(self.name.rpartition("_")[2])
+
+            @tf.custom_gradient  # type: ignore[untyped-decorator]
+            def watch(kernel: Any) -> Any:
+                def back(gradient: Any) -> Any:
+                    seen = tf.numpy_function(
+                        lambda array: computed(number, array), [gradient], tf.float32, stateful=False
+                    )
+                    return tf.ensure_shape(seen, gradient.shape)
+
+                return tf.identity(kernel), back
+
+            return inputs @ watch(self.kernel) + self.bias
+
+    arrived = ShardedArrays.arrived
+
+    def note(arrays: ShardedArrays, tensor: int, gradient: Any) -> None:
+        arrived(arrays, tensor, gradient)
+        if tensor % 2 == 0:  # a kernel
+            there.discard(tensor // 2)
+
+    with joined(fusion_bytes=_BYTES, buckets_in_flight=1):
+        ShardedArrays.arrived = note  # type: ignore
+        try:
+            model = _deep(Watched)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=shard), "mse", jit_compile=False)
+            x = np.ones((2 * ROWS, _WIDTH), "float32")
+            model.fit(x, x, batch_size=ROWS, verbose=0)
+        finally:
+            ShardedArrays.arrived = arrived  # type: ignore
+    return most[0]
