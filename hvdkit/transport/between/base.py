@@ -113,13 +113,13 @@ class BaseTransport(Transport):
         return self._begin(large_counts.alltoall(self.wire, buffer, send_counts, out, receive_counts), out)
 
     def ibarrier(self) -> Request:
-        if not self._queue.running:
+        if not self._queue.busy:
             return self._watched(self.wire.barrier())
         return self._begin(_barrier(self.wire), NOTHING)
 
     def _is_one_call(self, wire: Wire, count: int) -> bool:
         """May the wire do a collective of so many elements now, and in one call?"""
-        return not self._queue.running and count <= wire.largest_count
+        return not self._queue.busy and count <= wire.largest_count
 
     def _watched(self, request: Request) -> Request:
         request.check = self.check

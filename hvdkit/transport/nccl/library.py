@@ -61,8 +61,15 @@ REDUCIBLE = {
 }
 #: ncclDataType_t of memory that is moved and not reduced.
 BYTES = REDUCIBLE["uint8"]
+#: Complex dtype -> that of its parts.
+_PARTS = {"complex64": "float32", "complex128": "float64"}
 #: Name of an operation -> ncclRedOp_t.
 OPERATIONS = {"sum": 0, "product": 1, "max": 2, "min": 3, "average": 4}
+
+
+def as_reals(dtype: str) -> tuple[str, int]:
+    """The dtype of the real numbers that an element consists of, and how many there are."""
+    return (_PARTS[dtype], 2) if dtype in _PARTS else (dtype, 1)
 
 
 class UniqueId(ctypes.Structure):
