@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine.api import Engine
+from hvdkit.engine.api import STEP, Engine
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.operation import Action, Announcement, Operation
-from hvdkit.engine.naming import STEP
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
 from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import FLOATS, Buffer

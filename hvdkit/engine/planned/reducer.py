@@ -117,8 +117,8 @@ class BucketReducer:
         if engine is not None:
             engine.joining.plans[context.name] = self
             self._rounds = engine.joining.rounds
-            if engine.stall_report is not None:
-                self._watch = Watch(engine.stall_report, f"{context.name} ({self.plan.name()})")
+            if engine.notice_s is not None:
+                self._watch = Watch(engine, engine.notice_s, f"{context.name} ({self.plan.name()})")
 
     def _open(self, settings: PlanSettings) -> None:
         context, options, transport = self.context, self._options, self.context.transport
@@ -161,8 +161,7 @@ class BucketReducer:
             tuple(map(plan.name, indices)),
             self._thread is not None,
         )
-        stalls = None if engine is None else engine.stall_report
-        report = None if stalls is None else stalls.report_window
+        report = None if engine is None else engine.report_window
         clock = None if context.device is None else context.device.clock
         names = [plan.names_of_slots(index) for index in indices]
         return PlanObserver(facts, names, context.timeline, report, clock, self.statistics.add_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hvdkit.engine.api import StallReport
+from hvdkit.engine.api import Engine
 from hvdkit.engine.named.operation import Announcement, Operation
 
 _WAIT = Announcement("gradients", ())
@@ -13,14 +13,14 @@ _WAIT = Announcement("gradients", ())
 class Watch:
     """One rank's waits in the buckets of a plan.
 
-    A wait of report.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported, and
+    A wait of engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported, and
     given up, like any operation that some ranks have not submitted, and fails at once if one of those has left.
 
     plan: names it, the same on all ranks.
     """
 
-    def __init__(self, report: StallReport, plan: str) -> None:
-        self._report, self._plan = report, plan
+    def __init__(self, engine: Engine, notice_s: float, plan: str) -> None:
+        self._engine, self._notice_s, self._plan = engine, notice_s, plan
         self._name = ""
         self._began_s = 0.0
         self._operation: Operation | None = None
@@ -32,8 +32,8 @@ class Watch:
     def look(self) -> None:
         """The wait goes on; called now and then. Raises HorovodInternalError if the operation failed."""
         if self._operation is None:
-            if time.monotonic() - self._began_s > self._report.notice_s:
-                self._operation = self._report.submit(self._name, _WAIT, ())
+            if time.monotonic() - self._began_s > self._notice_s:
+                self._operation = self._engine.submit(self._name, _WAIT, ())
         elif self._operation.error is not None:
             raise self._operation.error
 
@@ -41,4 +41,4 @@ class Watch:
         """The wait has ended."""
         if self._operation is not None:
             self._operation = None
-            self._report.withdraw(self._name)
+            self._engine.withdraw(self._name)
