@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nccl_checks
 import pytest
+from host_device import HostDevice
 from pipe_ranks import run_piped
 from ranks import run_ranks
 from stand_in import ask_to_fail, find_compiler, stand_in_path
@@ -16,7 +17,6 @@ from stand_in import ask_to_fail, find_compiler, stand_in_path
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.cuda import CudaDevice, CudaError, Driver, load_driver
-from hvdkit.transport.device import HostDevice
 from hvdkit.transport.nccl.library import Library, _mapped, find_library
 
 pytestmark = [

@@ -118,8 +118,6 @@ def load_driver(path: str = "libcuda.so.1") -> Driver:
 class CudaDevice(Device):
     """See Device: GPU `index` of those that this process sees. uuid: of the GPU, or of the part of it (MIG), as hex."""
 
-    kind = "cuda"
-
     def __init__(self, driver: Driver, index: int) -> None:
         """Raises TransportError if there are not as many GPUs, CudaError if the driver fails."""
         self.driver, self.index = driver, index
@@ -141,7 +139,6 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """See Device.current."""
         self.driver.call("cuCtxPushCurrent_v2", self._context, where=self.where)
         try:
             yield
@@ -158,16 +155,13 @@ class CudaDevice(Device):
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        """See Device.destroy_stream."""
         with self.current():
             self.driver.call("cuStreamDestroy_v2", stream, where=self.where)
 
     def make_event(self, *, timing: bool = False) -> CudaEvent:
-        """See Device.make_event."""
         return CudaEvent(self, timing=timing)
 
     def wait(self, stream: int, event: Event) -> None:
-        """See Device.wait."""
         assert isinstance(event, CudaEvent)
         with self.current():  # whose default stream 0 is
             self.driver.call("cuStreamWaitEvent", stream, event.handle, 0, where=self.where)
@@ -199,21 +193,17 @@ class CudaEvent(Event):
             device.driver.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING, where=device.where)
 
     def record(self, stream: int) -> None:
-        """See Event.record."""
         with self._device.current():
             self._device.driver.call("cuEventRecord", self.handle, stream, where=self._device.where)
 
     def done(self) -> bool:
-        """See Event.done."""
         return self._device.driver.ready(self.handle, self._device.where)
 
     def synchronize(self) -> None:
-        """See Event.synchronize."""
         with self._device.current():
             self._device.driver.call("cuEventSynchronize", self.handle, where=self._device.where)
 
     def elapsed_ms(self, earlier: Event) -> float:
-        """See Event.elapsed_ms."""
         assert isinstance(earlier, CudaEvent)
         milliseconds, device = c_float(), self._device
         with device.current():
