@@ -22,8 +22,8 @@ from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.cuda import CudaDevice, load_driver
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
+from hvdkit.transport.nccl.groups import watch
 from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, NcclError, load_nccl
-from hvdkit.transport.nccl.watch import watch
 
 _NUMPY = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
 

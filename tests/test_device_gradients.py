@@ -384,7 +384,7 @@ OWN = [Finding("", "node1", "a", 0, (2, 29, 7)), Finding("", "node1", "b", 1, (2
     ],
 )
 def test_what_keeps_ranks_from_nccl(change: Finding, problem: str) -> None:
-    found = find_problem([OWN[0], Finding.decode(change.encode())])
+    found = find_problem([OWN[0], change])
     assert bool(found) == bool(problem) and re.search(problem, found)
 
 

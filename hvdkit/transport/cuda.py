@@ -145,43 +145,41 @@ class CudaDevice(Device):
         finally:
             self.driver.call("cuCtxPopCurrent_v2", c_void_p(), where=self.where)
 
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function of the driver with this device as the current one: stream 0 is its. Raises CudaError."""
+        with self.current():
+            self.driver.call(function, *arguments, where=self.where)
+
     def make_stream(self, *, high_priority: bool = False) -> int:
         """See Device.make_stream. It does not wait for the legacy default stream, nor that for it."""
         stream, least, greatest = c_void_p(), c_int(), c_int()
-        with self.current():
-            self.driver.call("cuCtxGetStreamPriorityRange", least, greatest, where=self.where)
-            priority = greatest.value if high_priority else 0
-            self.driver.call("cuStreamCreateWithPriority", stream, _NON_BLOCKING, priority, where=self.where)
+        self.call("cuCtxGetStreamPriorityRange", least, greatest)
+        self.call("cuStreamCreateWithPriority", stream, _NON_BLOCKING, greatest.value if high_priority else 0)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        with self.current():
-            self.driver.call("cuStreamDestroy_v2", stream, where=self.where)
+        self.call("cuStreamDestroy_v2", stream)
 
     def make_event(self, *, timing: bool = False) -> CudaEvent:
         return CudaEvent(self, timing=timing)
 
     def wait(self, stream: int, event: Event) -> None:
         assert isinstance(event, CudaEvent)
-        with self.current():  # whose default stream 0 is
-            self.driver.call("cuStreamWaitEvent", stream, event.handle, 0, where=self.where)
+        self.call("cuStreamWaitEvent", stream, event.handle, 0)
 
     def allocate(self, nbytes: int) -> int:
         """New memory, at this address. Raises CudaError."""
         address = c_uint64()
-        with self.current():
-            self.driver.call("cuMemAlloc_v2", address, nbytes, where=self.where)
+        self.call("cuMemAlloc_v2", address, nbytes)
         return address.value
 
     def free(self, address: int) -> None:
         """Free memory of allocate(); waits for what is done with it."""
-        with self.current():
-            self.driver.call("cuMemFree_v2", address, where=self.where)
+        self.call("cuMemFree_v2", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy of device memory."""
-        with self.current():
-            self.driver.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream, where=self.where)
+        self.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream)
 
 
 class CudaEvent(Event):
@@ -189,33 +187,29 @@ class CudaEvent(Event):
 
     def __init__(self, device: CudaDevice, *, timing: bool) -> None:
         self._device, self.handle, self._process = device, c_void_p(), os.getpid()
-        with device.current():
-            device.driver.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING, where=device.where)
+        device.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING)
 
     def record(self, stream: int) -> None:
-        with self._device.current():
-            self._device.driver.call("cuEventRecord", self.handle, stream, where=self._device.where)
+        self._device.call("cuEventRecord", self.handle, stream)
 
     def done(self) -> bool:
         return self._device.driver.ready(self.handle, self._device.where)
 
     def synchronize(self) -> None:
-        with self._device.current():
-            self._device.driver.call("cuEventSynchronize", self.handle, where=self._device.where)
+        self._device.call("cuEventSynchronize", self.handle)
 
     def elapsed_ms(self, earlier: Event) -> float:
         assert isinstance(earlier, CudaEvent)
-        milliseconds, device = c_float(), self._device
-        with device.current():
-            device.driver.call("cuEventElapsedTime", milliseconds, earlier.handle, self.handle, where=device.where)
+        milliseconds = c_float()
+        self._device.call("cuEventElapsedTime", milliseconds, earlier.handle, self.handle)
         return milliseconds.value
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if finalizing():  # modules are empty by then, and the process's end frees the event
             return
         if self.handle.value and self._process == os.getpid():  # a fork has no part in the parent's GPU
-            with contextlib.suppress(CudaError), self._device.current():  # the GPU may have failed before
-                self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)
+            with contextlib.suppress(CudaError):  # the GPU may have failed before
+                self._device.call("cuEventDestroy_v2", self.handle)
 
 
 @functools.cache

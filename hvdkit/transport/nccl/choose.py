@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from hvdkit.transport.api import Transport
-from hvdkit.transport.cuda import CudaDevice
-from hvdkit.transport.nccl.library import Library, Version
-from hvdkit.transport.small_collectives import gather_bytes
+from hvdkit.transport.nccl.library import Version
 
 
 @dataclass(frozen=True)
@@ -26,16 +22,6 @@ class Finding:
     index: int = 0
     version: Version = (0, 0, 0)
     shares: bool = False
-
-    def encode(self) -> bytes:
-        """As it is sent."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, encoded: bytes) -> Finding:
-        """What encode() has made."""
-        fields = json.loads(encoded)
-        return cls(**{**fields, "version": tuple(fields["version"])})
 
 
 def find_problem(findings: Sequence[Finding]) -> str:
@@ -64,13 +50,3 @@ def find_problem(findings: Sequence[Finding]) -> str:
                 "jax.local_devices()[hvd.local_rank()]). For tests on one GPU: hvdrun --share-gpus."
             )
     return ""
-
-
-def gather_findings(transport: Transport, finding: Finding) -> list[Finding]:
-    """All ranks' findings; collective."""
-    return [Finding.decode(each) for each in gather_bytes(transport, finding.encode())]
-
-
-def describe(device: CudaDevice, library: Library, host: str, *, shares: bool) -> Finding:
-    """The finding of a rank whose tensors are on this device."""
-    return Finding("", host, device.uuid, device.index, library.version, shares)

@@ -1,18 +1,25 @@
-"""The device groups of this process: one a transport and its ranks' GPUs, made by all of them at the first use."""
+"""The device groups of this process: one a transport and its ranks' GPUs, made by all of them at the first use.
+
+A thread looks after those with work under way: the host does not wait for it, so nobody else does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import threading
+import weakref
 from dataclasses import dataclass
 
 from hvdkit.errors import HvdkitError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
-from hvdkit.transport.cuda import CudaDevice, open_device
-from hvdkit.transport.nccl.choose import Finding, describe, find_problem, gather_findings
+from hvdkit.transport.cuda import CudaDevice, allow_captures, open_device
+from hvdkit.transport.nccl.choose import Finding, find_problem
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.library import Library, load_nccl
-from hvdkit.transport.nccl.watch import watch
+from hvdkit.transport.small_collectives import allgather_object
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,11 @@ _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries 
 #: By transport, the GPUs of its ranks, and name.
 _groups: dict[tuple[Transport, tuple[str, ...], str], DeviceGroup] = {}
 
+_WATCH_S = 0.5
+_watched: weakref.WeakSet[DeviceGroup] = weakref.WeakSet()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
 
 def open_group(
     transport: Transport, index: int | None, host: str, settings: DeviceSettings, name: str = ""
@@ -48,7 +60,7 @@ def open_group(
     if settings.wish == "host":
         return None
     device, library, finding = _look(index, host, settings)
-    findings = gather_findings(transport, finding)
+    findings: list[Finding] = allgather_object(transport, finding)
     if not any(each.gpu or each.problem for each in findings):
         return None
     problem = find_problem(findings)
@@ -75,7 +87,7 @@ def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaD
         device, library = open_device(index), load_nccl(settings.library)
     except HvdkitError as error:
         return None, None, Finding(str(error), host)
-    return device, library, describe(device, library, host, shares=settings.shares)
+    return device, library, Finding("", host, device.uuid, device.index, library.version, settings.shares)
 
 
 def opened_gpu() -> int | None:
@@ -95,3 +107,34 @@ def close_groups() -> None:
     for group in tuple(_groups.values()):
         group.close()
     _groups.clear()
+
+
+def watch(group: DeviceGroup) -> None:
+    """Have the group's inspect() called every half second, until the group is collected."""
+    global _thread
+    with _lock:
+        _watched.add(group)
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_look_after_groups, name="hvdkit-nccl", daemon=True)
+            _thread.start()
+
+
+def _look_after_groups() -> None:
+    with contextlib.suppress(HvdkitError):
+        allow_captures()
+    pause = threading.Event()
+    while not pause.wait(_WATCH_S):
+        with _lock:
+            groups = list(_watched)
+        for group in groups:
+            group.inspect(groups)
+
+
+def _forget() -> None:
+    """After a fork: the thread is the parent's."""
+    global _thread, _lock
+    _thread, _lock = None, threading.Lock()
+    _watched.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
