@@ -14,26 +14,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
+from hvdkit.transport.gloo.library import host_store, join_store
 from hvdkit.transport.gloo.rendezvous_store import RendezvousStore
 from hvdkit.transport.polling import look
 
 _PAUSE_S = 0.05
 _ANSWER_S = 3.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Stores(Protocol):
-    """Makes the stores: torch's TCPStore."""
-
-    def host(self) -> Any:
-        """A new store, served by this process."""
-
-    def join(self, address: str, port: int, timeout_s: float) -> Any:
-        """A store that another process serves. Raises RuntimeError."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +110,6 @@ def _strange(data: bytes) -> TransportError:
 
 def find_peers(
     rendezvous_store: RendezvousStore,
-    stores: Stores,
     rank: int,
     size: int,
     *,
@@ -139,7 +129,7 @@ def find_peers(
     """
     own = address_of(interface) if interface else ""
     if rank == 0:
-        store, reached = stores.host(), ""
+        store, reached = host_store(), ""
         mark, own_secret = secrets.token_hex(16), secrets.token_hex(32)
         store.set("mark", mark)
         if not rendezvous_store.private and not secret:
@@ -149,7 +139,7 @@ def find_peers(
         rendezvous_store.put(name, json.dumps(asdict(info)).encode())
         address = own
     else:
-        store, reached, address, own_secret = _find_store(rendezvous_store, stores, name, rank, deadline)
+        store, reached, address, own_secret = _find_store(rendezvous_store, name, rank, deadline)
         address = own or address
     store.set(f"rank/{rank}", json.dumps(asdict(RankInfo(host, _machine(), address, reached))))
     everyone = [parse_rank_info(one) for one in collect(store, "rank", size, deadline)]
@@ -194,9 +184,7 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
     return [bytes(one) for one in store.multi_get(keys)]
 
 
-def _find_store(
-    rendezvous_store: RendezvousStore, stores: Stores, name: str, rank: int, deadline: float
-) -> tuple[Any, str, str, str]:
+def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
     """Rank 0's store, the address by which it was reached, this host's own towards it, and the job's secret."""
     seen = "rank 0 has not published the address of its store"
     while time.monotonic() < deadline:
@@ -204,7 +192,7 @@ def _find_store(
         if found is not None:
             info = parse_rendezvous_info(found)
             for address in info.addresses:
-                store, own = _try_store(stores, address, info)
+                store, own = _try_store(address, info)
                 if store is not None:
                     return store, address, own, info.secret
                 seen = f"its store at {address}:{info.port} cannot be reached ({own})"
@@ -213,12 +201,12 @@ def _find_store(
     raise TransportError(f"Rank {rank} cannot reach rank 0: {seen}. See the output of rank 0 for the cause.")
 
 
-def _try_store(stores: Stores, address: str, info: RendezvousInfo) -> tuple[Any, str]:
+def _try_store(address: str, info: RendezvousInfo) -> tuple[Any, str]:
     """The store and this host's own address towards it; None and what happened if it is not there."""
     try:
         with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
-        store = stores.join(address, info.port, _ANSWER_S)
+        store = join_store(address, info.port, _ANSWER_S)
         if store.check(["mark"]) and store.get("mark") == info.mark.encode():
             return store, own
     except (OSError, TransportError, RuntimeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -104,15 +104,12 @@ class HttpRendezvousStore:
 
 
 class TcpRendezvousStore:
-    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port.
-
-    open_store: connects to it; called once.
-    """
+    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port."""
 
     private = False
 
-    def __init__(self, open_store: Callable[[], Any]) -> None:
-        self._store = open_store()
+    def __init__(self, store: Any) -> None:
+        self._store = store
 
     def put(self, key: str, value: bytes) -> None:
         self._store.set(f"hvdkit/{key}", value)

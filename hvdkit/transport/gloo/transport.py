@@ -18,9 +18,8 @@ from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
-from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
+from hvdkit.transport.gloo.library import GlooWire, host_store_at, join_store, load_gloo
 from hvdkit.transport.gloo.messages import PeerMessages
-from hvdkit.transport.gloo.nonblocking import GlooWire
 from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox
 from hvdkit.transport.gloo.rendezvous import Rendezvous, collect, find_peers
 from hvdkit.transport.gloo.rendezvous_store import (
@@ -45,14 +44,13 @@ def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousSt
     towards = address_towards(place.address)
     if place.kind == "http":
         return HttpRendezvousStore(place.address, place.port), towards
-    stores = TcpStores()
     if place.hosted and rank == 0:
-        return TcpRendezvousStore(lambda: stores.host_at(place.address, place.port)), towards
+        return TcpRendezvousStore(host_store_at(place.address, place.port)), towards
     deadline = time.monotonic() + _START_S
     if not place.hosted:  # it is there, unless its process has ended: torch's own wait cannot be cut short
         wait_for_listener(place.address, place.port, deadline)
     left_s = max(_LAST_TRY_S, deadline - time.monotonic())
-    return TcpRendezvousStore(lambda: stores.join(place.address, place.port, left_s)), towards
+    return TcpRendezvousStore(join_store(place.address, place.port, left_s)), towards
 
 
 def open_gloo(
@@ -79,7 +77,6 @@ def open_gloo(
     with _stores_explained(rank):
         rendezvous = find_peers(
             store,
-            TcpStores(),
             rank,
             size,
             name=f"rendezvous-{next(_rendezvous_numbers[store_name])}",
@@ -177,11 +174,11 @@ class GlooTransport(BaseTransport):
     def _connect(self, key: str) -> GlooWire:
         rendezvous = self._rendezvous
         self._assemble(key)
-        group = Group(rendezvous.store, key, self.rank, self.size, rendezvous.address, self._explain)
-        barrier = group.barrier()  # a rank that closes its connections breaks those that others still make
+        wire = GlooWire(rendezvous.store, key, self.rank, self.size, rendezvous.address, self._explain)
+        barrier = wire.barrier()  # a rank that closes its connections breaks those that others still make
         barrier.check = self.check
         barrier.wait()
-        return GlooWire(group, self.rank, self.size)
+        return wire
 
     def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         check_message(peer, tag, self.rank, self.size)
