@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.api import Transport
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
@@ -44,7 +44,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             base,
             local,
             shards=shards,
-            open_crossing=self._open_crossing if local.rank < shards else None,
+            open_crossing=cross.open_crossing if local.rank < shards else None,
             **options,
         )
         self.between: BetweenHosts = between
@@ -61,9 +61,6 @@ class HierarchicalTransport(SharedMemoryTransport):
             self._cross.measure()
         data = broadcast_bytes(self._spanning, pickle.dumps(self.between.measured), 0)
         self.between.measured = pickle.loads(data)
-
-    def _open_crossing(self) -> Crossing:
-        return self._cross.open_crossing()
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         self.measure()

@@ -32,8 +32,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.between.buckets import WireCrossing
 from hvdkit.transport.buckets import (
     BucketSpec,
     InPlaceSegment,
@@ -116,7 +117,7 @@ class SharedBuckets(SteppedBuckets):
         check: Callable[[], None],
         directory: str,
         shards: int,
-        crossing: Crossing | None = None,
+        crossing: WireCrossing | None = None,
         depth: int | None = None,
     ) -> None:
         super().__init__(check)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport.api import Crossing, Transport, check_root
+from hvdkit.transport.api import Transport, check_root
 from hvdkit.transport.arithmetic import Arithmetic, check_scale
+from hvdkit.transport.between.buckets import WireCrossing
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.division import Groups, find_group
@@ -45,7 +46,7 @@ class SharedMemoryTransport(Transport):
         directory: str = "/dev/shm",
         small_bytes: int = 64 * 1024,
         shards: int | None = None,
-        open_crossing: Callable[[], Crossing] | None = None,
+        open_crossing: Callable[[], WireCrossing] | None = None,
         job_rank: int | None = None,
         members: Sequence[int] | None = None,
         liveness: Liveness | None = None,
