@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.between.wire import Messages
+from hvdkit.transport.between.wire import Messages, Pending
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.mpi import library as mpi_library
 from hvdkit.transport.mpi.library import (
@@ -19,7 +19,6 @@ from hvdkit.transport.mpi.library import (
     operation,
     plain,
 )
-from hvdkit.transport.mpi.messages import MpiMessages
 from hvdkit.transport.polling import calls
 from hvdkit.transport.request import NOTHING, Request, closed_meanwhile
 
@@ -59,6 +58,50 @@ class _Message(MpiRequest):
                 f"Rank {self._status.Get_source()} sent a message of {count} bytes, but {self.out.nbytes} bytes were "
                 "expected. Send and receive the same number of elements of the same dtype."
             )
+
+
+class MpiMessages:
+    """See Messages; all are asked after at once. comm: closed by whoever made it."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._test_some = load_mpi().Request.Testsome
+        # mpi4py's requests hold the memory.
+        self._requests: list[MPI.Request] = []
+        self._pending: list[Pending] = []
+
+    def send(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        self._add(call_mpi("MPI_Isend", self._comm.Isend, moved(buffer), peer, tag), pending)
+
+    def receive(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        self._add(call_mpi("MPI_Irecv", self._comm.Irecv, moved(buffer), peer, tag), pending)
+
+    def _add(self, request: MPI.Request, pending: Pending) -> None:
+        calls().uncertain = True
+        self._requests.append(request)
+        self._pending.append(pending)
+        pending.count += 1
+
+    def turn(self) -> None:
+        if not self._requests:
+            return
+        try:
+            done = call_mpi("MPI_Testsome", self._test_some, self._requests)
+        except TransportError:
+            for request in self._requests:  # says what MPI_Testsome does not: which error it was
+                call_mpi("MPI_Test", request.Test)
+            raise
+        if not done:
+            return
+        woken = []
+        for at in sorted(done, reverse=True):
+            pending = self._pending.pop(at)
+            del self._requests[at]
+            pending.count -= 1
+            if not pending.count:
+                woken.append(pending)
+        for pending in reversed(woken):
+            pending.wake()
 
 
 class MpiWire:
