@@ -189,6 +189,10 @@ class Transport(ABC):
         check_message(peer, tag, self.rank, self.size)
         raise self._without_messages()
 
+    def _watched(self, request: Request) -> Request:
+        request.check = self.check
+        return request
+
     def _without_messages(self) -> TransportError:
         return TransportError(f"The {self.name} transport has no messages from rank to rank.")
 

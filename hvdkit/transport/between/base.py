@@ -121,10 +121,6 @@ class BaseTransport(Transport):
         """May the wire do a collective of so many elements now, and in one call?"""
         return not self._queue.busy and count <= wire.largest_count
 
-    def _watched(self, request: Request) -> Request:
-        request.check = self.check
-        return request
-
     def _begin(self, steps: Iterator[bool], out: Buffer) -> Request:
         return self._queue.begin(steps, out, self.check)
 

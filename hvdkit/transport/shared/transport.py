@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.api import Transport, check_root
@@ -22,6 +22,8 @@ from hvdkit.transport.shared.mailbox import open_shared_mailbox
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
+
+Opened = TypeVar("Opened", Slots, Stage, Exchange)
 
 
 class SharedMemoryTransport(Transport):
@@ -67,9 +69,7 @@ class SharedMemoryTransport(Transport):
         self._liveness = liveness or Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
-        self._slots: Slots | None = None
-        self._stage: Stage | None = None
-        self._opened_exchange: Exchange | None = None
+        self._opened: list[Slots | Stage | Exchange] = []
         self._closed = False
 
     @property
@@ -87,10 +87,10 @@ class SharedMemoryTransport(Transport):
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
-            (self._slots or self._open_slots()).allreduce(buffer, op, scale, self._base.arithmetic)
+            self._slots.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes and self._slot_bytes:
-            (self._stage or self._open_stage()).allreduce(buffer, op, scale, self._base.arithmetic)
+            self._stage.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes < self._small_bytes or not nbytes:
             self._base.allreduce(buffer, op, scale)
@@ -130,54 +130,58 @@ class SharedMemoryTransport(Transport):
     def broadcast(self, buffer: Buffer, root: int) -> None:
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
-            (self._slots or self._open_slots()).broadcast(buffer, root, self._base.arithmetic)
+            self._slots.broadcast(buffer, root, self._base.arithmetic)
         elif buffer.array.nbytes and self._slot_bytes:
             check_root(root, self.size)
-            self._exchange().broadcast(buffer, root)
+            self._exchange.broadcast(buffer, root)
         else:
             self._base.broadcast(buffer, root)
 
-    def _open_slots(self) -> Slots:
-        self._slots = Slots(self._base, self._directory, self._liveness.check)
-        return self._slots
+    @functools.cached_property
+    def _slots(self) -> Slots:
+        return self._open(Slots)
 
-    def _open_stage(self) -> Stage:
-        self._stage = Stage(self._base, self._directory, self._liveness.check)
-        return self._stage
+    @functools.cached_property
+    def _stage(self) -> Stage:
+        return self._open(Stage)
 
+    @functools.cached_property
     def _exchange(self) -> Exchange:
-        if self._opened_exchange is None:
-            self._opened_exchange = Exchange(self._base, self._directory, self._liveness.check)
-        return self._opened_exchange
+        return self._open(Exchange)
+
+    def _open(self, kind: type[Opened]) -> Opened:
+        memory = kind(self._base, self._directory, self._liveness.check)
+        self._opened.append(memory)
+        return memory
 
     def allgather_into(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
         if self._slot_bytes:
-            self._exchange().allgather(pieces, buffer)
+            self._exchange.allgather(pieces, buffer)
         else:
             super().allgather_into(pieces, buffer)
 
     def reducescatter_into(self, out: Buffer, pieces: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         check_scale(out.dtype, scale)
         if self._slot_bytes:
-            self._exchange().reducescatter(out, pieces, op, scale, self.arithmetic)
+            self._exchange.reducescatter(out, pieces, op, scale, self.arithmetic)
         else:
             super().reducescatter_into(out, pieces, op, scale)
 
     def alltoall_into(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
         if self._slot_bytes:
-            self._exchange().alltoall(received, sent)
+            self._exchange.alltoall(received, sent)
         else:
             super().alltoall_into(received, sent)
 
     def gather_into(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
         if self._slot_bytes:
-            self._exchange().gather(pieces, buffer, root)
+            self._exchange.gather(pieces, buffer, root)
         else:
             super().gather_into(pieces, buffer, root)
 
     def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
         if self._slot_bytes:
-            self._exchange().scatter(out, pieces, root)
+            self._exchange.scatter(out, pieces, root)
         else:
             super().scatter_into(out, pieces, root)
 
@@ -188,7 +192,10 @@ class SharedMemoryTransport(Transport):
         self._base.barrier()
 
     def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
-        """See Transport.iallreduce. Non-blocking forms and messages are the base's: MPI has shared memory too."""
+        """See Transport.iallreduce. Non-blocking forms and messages are the base's: MPI has shared memory too.
+
+        It does not know whose process has ended; so the requests are watched here.
+        """
         return self._watched(self._base.iallreduce(buffer, op, scale))
 
     def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
@@ -211,10 +218,6 @@ class SharedMemoryTransport(Transport):
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         return self._watched(self._base.ireceive(buffer, peer, tag))
-
-    def _watched(self, request: Request) -> Request:
-        request.check = self.check  # the base does not know whose process has ended
-        return request
 
     def split(self, groups: Groups) -> Transport | None:
         base = self._base.split(groups)
@@ -293,12 +296,8 @@ class SharedMemoryTransport(Transport):
         idle = idle and self._all_close()
         self._liveness.close()
         self._drop_staging()
-        if self._slots is not None:
-            self._slots.close()
-        if self._stage is not None:
-            self._stage.close()
-        if self._opened_exchange is not None:
-            self._opened_exchange.close()
+        for memory in self._opened:
+            memory.close()
         if self._local is not self._base:
             self._local.close(idle=idle)
         self._base.close(idle=idle)
