@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from host_device import HostDevice, HostEvent
 
-from hvdkit.engine.observe.device_clock import DeviceClock
+from hvdkit.engine.observe.device_clock import READINGS, DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
-from hvdkit.engine.observe.readings import READINGS
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, PlanFacts
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdkit.engine.observe.readings import READINGS
+from hvdkit.engine.observe.device_clock import READINGS
 
 #: The first numbers of a round's row: its number; the time at which backward had ended; the time at which all results
 #: were in place; the seconds of waiting for data since the round before; the time at which the last of these waits

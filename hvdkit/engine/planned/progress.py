@@ -23,9 +23,9 @@ class ProgressThread:
         self._buckets = buckets
         self._work = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="hvdkit-progress", daemon=True)
-        self._thread.start()
-        self._finalizer = weakref.finalize(owner, self._end)
+        self.thread = threading.Thread(target=self._run, name="hvdkit-progress", daemon=True)
+        self.thread.start()
+        self._finalizer = weakref.finalize(owner, self.end_soon)
         self._finalizer.atexit = False
         _running.add(self)
 
@@ -48,23 +48,16 @@ class ProgressThread:
             if not self._buckets.advance():
                 waiting.pause()
 
-    def _end(self) -> None:
+    def end_soon(self) -> None:
+        """Have the thread end, without a wait."""
         self._closing = True
         self._work.set()
 
     def close(self) -> None:
         """End the thread, and wait for that."""
         self._finalizer.detach()
-        self._end()
-        self._thread.join()
-
-    def end_soon(self) -> None:
-        """Have the thread end, without a wait."""
-        self._end()
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
-        self._thread.join(seconds)
+        self.end_soon()
+        self.thread.join()
 
 
 _END_S = 2.0  # for all of them, on a busy machine
@@ -73,11 +66,11 @@ _running: weakref.WeakSet[ProgressThread] = weakref.WeakSet()
 
 def end_progress() -> None:
     """Have these threads leave the transports: MPI may be ended next, and no thread may call it from then on."""
-    threads, deadline = list(_running), time.monotonic() + _END_S
-    for thread in threads:
-        thread.end_soon()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    running, deadline = list(_running), time.monotonic() + _END_S
+    for progress in running:
+        progress.end_soon()
+    for progress in running:
+        progress.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def has_spare_core(cores: float, compute_threads: int) -> bool:

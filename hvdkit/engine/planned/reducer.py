@@ -18,9 +18,8 @@ from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, 
 from hvdkit.engine.planned.progress import ProgressThread
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import GradientSource
-from hvdkit.engine.planned.used_masks import Masks, UsedMasks
+from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
 from hvdkit.engine.planned.watch import Watch
-from hvdkit.engine.planned.zero_rounds import ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
