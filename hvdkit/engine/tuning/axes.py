@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.planned.plan import Bucket
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.setting import MIB
 
@@ -47,11 +46,6 @@ class Shape:
         """Approximate bytes of shared memory that a host needs for the plan."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         return self.sharers * bucket * settings.buckets_in_flight if self.transport in _SHARING else 0
-
-
-def shape_of(buckets: Sequence[Bucket], transport: str, sharers: int, shards: int) -> Shape:
-    """The shape of a plan that is cut into these buckets."""
-    return Shape(sum(bucket.nbytes for bucket in buckets), transport, sharers, shards)
 
 
 def fixed_fields(config: Config) -> list[str]:
