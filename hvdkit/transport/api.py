@@ -179,7 +179,7 @@ class Transport(ABC):
         TransportError. tag: from 0 to 32767. Raises ValueError for a peer that is no other rank of the group.
         """
         check_message(peer, tag, self.rank, self.size)
-        raise self._without_messages()
+        return self.begin_message(buffer, peer, tag, sends=True)
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         """Begin to receive the next message from a rank with this tag into `buffer` (n,); not collective. See isend().
@@ -187,6 +187,10 @@ class Transport(ABC):
         Several with one peer and tag are filled in the order of these calls.
         """
         check_message(peer, tag, self.rank, self.size)
+        return self.begin_message(buffer, peer, tag, sends=False)
+
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        """What isend() and ireceive() do once they have checked their arguments."""
         raise self._without_messages()
 
     def _watched(self, request: Request) -> Request:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
-from hvdkit.transport.api import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
@@ -180,19 +179,12 @@ class GlooTransport(BaseTransport):
         barrier.wait()
         return wire
 
-    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        check_message(peer, tag, self.rank, self.size)
-        return self._watched(MessageRequest(self._open_messages().send(buffer, peer, tag)))
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        check_message(peer, tag, self.rank, self.size)
-        return self._watched(MessageRequest(self._open_messages().receive(buffer, peer, tag)))
-
-    def _open_messages(self) -> PeerMessages:
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
         if self._messages is None:
             self._check_open()
             self._messages = PeerMessages(PeerMailbox(self._peers, self.ranks, _channel(f"{self._key} messages")))
-        return self._messages
+        begin = self._messages.send if sends else self._messages.receive
+        return self._watched(MessageRequest(begin(buffer, peer, tag)))
 
     def split(self, groups: Groups) -> GlooTransport | None:
         """See Transport.split. Nothing is sent: all ranks know the groups, and count them alike."""

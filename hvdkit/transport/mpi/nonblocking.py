@@ -148,18 +148,11 @@ class MpiWire:
     def barrier(self) -> MpiRequest:
         return self._begin("MPI_Ibarrier", NOTHING)
 
-    def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """See Transport.isend; of as many elements as MPI counts."""
-        return self._begin_message("MPI_Isend", buffer, peer, tag)
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """See Transport.ireceive; of as many elements as MPI counts."""
-        return self._begin_message("MPI_Irecv", buffer, peer, tag)
-
-    def _begin_message(self, what: str, buffer: Buffer, peer: int, tag: int) -> Request:
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        """See Transport.begin_message; of as many elements as MPI counts."""
         check_not_ended(self._mpi)
         calls().uncertain = True
-        memory = moved(buffer)
+        what, memory = "MPI_Isend" if sends else "MPI_Irecv", moved(buffer)
         return _Message(what, self, call_mpi(what, getattr(self.comm, what[4:]), memory, peer, tag), buffer, memory)
 
     def check_open(self) -> None:

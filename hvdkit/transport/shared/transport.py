@@ -213,11 +213,8 @@ class SharedMemoryTransport(Transport):
     def ibarrier(self) -> Request:
         return self._watched(self._base.ibarrier())
 
-    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        return self._watched(self._base.isend(buffer, peer, tag))
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        return self._watched(self._base.ireceive(buffer, peer, tag))
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        return self._watched(self._base.begin_message(buffer, peer, tag, sends=sends))
 
     def split(self, groups: Groups) -> Transport | None:
         base = self._base.split(groups)
