@@ -34,8 +34,8 @@ from hvdkit.torch.tensors import TensorBuffer
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.nccl.buckets import NcclBuckets
-from hvdkit.transport.nccl.choose import Finding, find_problem
 from hvdkit.transport.nccl.group import DeviceGroup, describe_slow
+from hvdkit.transport.nccl.groups import Finding, find_problem
 
 pytestmark = [
     pytest.mark.ranks,

@@ -47,8 +47,7 @@ from hvdkit.transport.buckets import (
 from hvdkit.transport.buffer import STORAGE, Buffer, make_buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
-from hvdkit.transport.shared.flags import Flags, flag_bytes
-from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
 
 _ALIGN = 64  # bytes: a cache line
 

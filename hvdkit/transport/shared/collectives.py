@@ -17,8 +17,7 @@ from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import STORAGE, Array, Buffer, Op
 from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.shared.buckets import plan_shards
-from hvdkit.transport.shared.flags import Flags, flag_bytes
-from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
 
 _LINE = 64  # bytes of a cache line
 
