@@ -178,15 +178,13 @@ class Executor:
     def _do_one(self, ready: Ready, operation: Operation) -> None:
         kind = ready.asked.kind
         operation.rows = ready.rows
-        if operation.action is not None:
-            with self._timeline.span(kind.upper(), [operation]):
+        with self._timeline.span("ADASUM" if kind == "allreduce" else kind.upper(), [operation]):
+            if operation.action is not None:
                 operation.outcome = operation.action(self._transport, ready.joined)
-        elif kind != "allreduce":
-            with self._timeline.span(kind.upper(), [operation]):
-                _COLLECTIVES.get(kind, _announced)(self._transport, operation)
-        else:
-            with self._timeline.span("ADASUM", [operation]):
+            elif kind == "allreduce":
                 adasum(self._transport, operation.buffers)
+            elif kind in _COLLECTIVES:  # of a barrier, say, nothing is left to do: everyone has announced it
+                _COLLECTIVES[kind](self._transport, operation)
 
 
 def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> None:
@@ -277,10 +275,6 @@ def _reducescatter_half(transport: Transport, buffer: Buffer, counts: Sequence[i
         pieces = [received.slice(at, at + count) for at in range(0, received.count, count)]
         transport.arithmetic.combine(result, pieces, "sum", scale)
     return result
-
-
-def _announced(transport: Transport, operation: Operation) -> None:
-    """A barrier, say. Everyone has announced it: nothing is left to do."""
 
 
 _COLLECTIVES: dict[str, Callable[[Transport, Operation], None]] = {

@@ -60,15 +60,14 @@ def open_gloo(
     host: str,
     interface: str = "",
     towards: str = "",
-    arithmetic: Arithmetic | None = None,
     secret: str = "",
     store_name: str = "",
 ) -> GlooTransport:
     """A transport of all ranks that have the same rendezvous store; collective.
 
     host: name of this host, for messages. interface: that Gloo uses between hosts; "" for what leads to rank 0.
-    towards: the address of this host that others most likely reach. arithmetic: numpy's if None. secret: of the job, in
-    hex, the same on all ranks; "" if there is none yet. store_name: tells the store from others of this process.
+    towards: the address of this host that others most likely reach. secret: of the job, in hex, the same on all ranks;
+    "" if there is none yet. store_name: tells the store from others of this process.
     Raises MissingDependencyError without torch, TransportError if the ranks do not find each other.
     """
     load_gloo()
@@ -92,7 +91,7 @@ def open_gloo(
             places = [(address, int(port)) for address, port in told]
             connections = connect_all(listener, rank, places, rendezvous.secret, deadline)
     peers = PeerConnections(rank, connections, rendezvous.hosts)
-    return GlooTransport(rendezvous, peers, range(size), "world", arithmetic or NumpyArithmetic())
+    return GlooTransport(rendezvous, peers, range(size), "world", NumpyArithmetic())
 
 
 @contextlib.contextmanager
