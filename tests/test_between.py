@@ -10,8 +10,7 @@ from ranks import run_ranks
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.between.cost import MESSAGE_BYTES, Measured
-from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.between.select import MESSAGE_BYTES, BetweenHosts, Measured
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.small_collectives import gather_bytes

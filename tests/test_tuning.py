@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
-from hvdkit.engine.tuning.axes import VALUES, Shape, plan_axes
 from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, save_entry
-from hvdkit.engine.tuning.search import Search
+from hvdkit.engine.tuning.search import VALUES, Search, Shape, plan_axes
 from hvdkit.errors import ConfigError
 from hvdkit.setting import MIB
 from hvdkit.tools.doctor.settings import with_tuned

@@ -35,7 +35,7 @@ class RankFacts:
     """The rank of a recording.
 
     node: equal for ranks that share a clock. cores: number of cores that this rank has. fusion_bytes: the setting.
-    link: (latency_s, byte_s, message_s) between hosts if measured; see transport.between.cost.Link.
+    link: (latency_s, byte_s, message_s) between hosts if measured; see transport.between.select.Link.
     """
 
     rank: int

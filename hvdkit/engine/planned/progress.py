@@ -1,4 +1,7 @@
-"""A thread that drives reductions, for ranks that have a core to spare."""
+"""What goes on beside reductions: a thread that drives them, for ranks with a core to spare, and a report of waits.
+
+The stall report hears of a wait in a bucket: rank 0 then knows who waits, and so who is missing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import threading
 import time
 import weakref
 
+from hvdkit.engine.api import Engine
+from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.errors import TransportError
 from hvdkit.transport.buckets import Buckets
 from hvdkit.transport.polling import Backoff
@@ -79,3 +84,40 @@ def has_spare_core(cores: float, compute_threads: int) -> bool:
     cores: this rank's, see fair_share(). compute_threads: 0 for as many as there are cores.
     """
     return compute_threads > 0 and cores >= compute_threads + 1
+
+
+_WAIT = Announcement("gradients", ())
+
+
+class Watch:
+    """One rank's waits in the buckets of a plan.
+
+    A wait of engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported, and
+    given up, like any operation that some ranks have not submitted, and fails at once if one of those has left.
+
+    plan: names it, the same on all ranks.
+    """
+
+    def __init__(self, engine: Engine, notice_s: float, plan: str) -> None:
+        self._engine, self._notice_s, self._plan = engine, notice_s, plan
+        self._name = ""
+        self._began_s = 0.0
+        self._operation: Operation | None = None
+
+    def begin(self, number: int) -> None:
+        """A wait begins, in the round of this number, which is the same on all ranks."""
+        self._began_s, self._name = time.monotonic(), f"gradients of {self._plan}, reduction {number}"
+
+    def look(self) -> None:
+        """The wait goes on; called now and then. Raises HorovodInternalError if the operation failed."""
+        if self._operation is None:
+            if time.monotonic() - self._began_s > self._notice_s:
+                self._operation = self._engine.submit(self._name, _WAIT, ())
+        elif self._operation.error is not None:
+            raise self._operation.error
+
+    def end(self) -> None:
+        """The wait has ended."""
+        if self._operation is not None:
+            self._operation = None
+            self._engine.withdraw(self._name)

@@ -15,11 +15,10 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.on_device import OnDevice
 from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, plan_buckets
-from hvdkit.engine.planned.progress import ProgressThread
+from hvdkit.engine.planned.progress import ProgressThread, Watch
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import GradientSource
 from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
-from hvdkit.engine.planned.watch import Watch
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport

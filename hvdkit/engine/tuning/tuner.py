@@ -15,8 +15,7 @@ from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings
-from hvdkit.engine.tuning.axes import UNORDERED, Shape
-from hvdkit.engine.tuning.search import Outcome, Search, Trial
+from hvdkit.engine.tuning.search import UNORDERED, Outcome, Search, Shape, Trial
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import allgather_object

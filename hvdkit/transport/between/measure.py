@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdkit.transport.between.collectives import until_done
-from hvdkit.transport.between.cost import MESSAGE_BYTES, Link, Measured
+from hvdkit.transport.between.select import MESSAGE_BYTES, Link, Measured
 from hvdkit.transport.between.wire import Pending, Wire
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff

@@ -9,8 +9,7 @@ import numpy as np
 
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
-from hvdkit.transport.between.cost import ALGORITHMS
-from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.between.select import ALGORITHMS, BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.mpi import library as mpi_library

@@ -77,13 +77,16 @@ class Communicator:
         handle = c_void_p()
         config = make_config(blocking=False)
         library.call("ncclCommInitRankConfig", handle, size, unique_id, rank, config, where=where, handle=handle)
-        communicator = cls(library, handle, rank, size, where, check, timeout_s)
+        return cls(library, handle, rank, size, where, check, timeout_s)._connected("ncclCommInitRankConfig")
+
+    def _connected(self, function: str) -> Communicator:
+        """This communicator, once `function` has connected it."""
         try:
-            communicator._complete("ncclCommInitRankConfig")
+            self._complete(function)
         except BaseException:
-            communicator.abort()
+            self.abort()
             raise
-        return communicator
+        return self
 
     def scaled_sum(self, dtype: str, factor: float) -> int:
         """The operation that multiplies every rank's numbers by `factor`, in their dtype, and adds them up.
@@ -185,13 +188,9 @@ class Communicator:
         rank = self.rank - sum(one < self.rank for one in lost)
         rest = Communicator(self.library, handle, rank, self.size - len(lost), self.where, self._check, self._timeout_s)
         try:
-            rest._complete("ncclCommShrink")
-        except BaseException:
-            rest.abort()
-            raise
+            return rest._connected("ncclCommShrink")
         finally:
             self.abort()
-        return rest
 
     def abort(self) -> None:
         """End what is under way on this rank, and free the communicator; not collective. Calling it twice is fine."""
