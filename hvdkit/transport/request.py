@@ -186,6 +186,15 @@ class StepRequest(Request):
         return self._queue.is_over(self)
 
 
+def check_size(peer: int, nbytes: int, out: Buffer) -> None:
+    """Raise TransportError unless a message of so many bytes fills `out`. peer: that has sent it."""
+    if nbytes != out.nbytes:
+        raise TransportError(
+            f"Rank {peer} sent a message of {nbytes} bytes, but {out.nbytes} bytes were expected. Send and receive the "
+            "same number of elements of the same dtype."
+        )
+
+
 def closed_meanwhile() -> TransportError:
     """The error of an operation whose transport has been closed."""
     return TransportError(

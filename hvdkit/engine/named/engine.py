@@ -89,7 +89,7 @@ class NamedEngine(Engine):
             fanout=FANOUT,
             hear_of_steps=lambda *message: self._steps.hear(*message),
         )
-        self.report_window = self._negotiator.add_window
+        self.report_window = self._negotiator.windows.append
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
         self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way

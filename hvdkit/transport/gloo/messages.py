@@ -7,11 +7,10 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.gloo.peers import PeerMailbox
 from hvdkit.transport.polling import calls
-from hvdkit.transport.request import Request, closed_meanwhile
+from hvdkit.transport.request import Request, check_size, closed_meanwhile
 
 _TAG = struct.Struct("<I")
 
@@ -91,12 +90,7 @@ class _Receive(Request):
             if self.message is None:
                 self._messages.mailbox.check(self._peer)
                 return False
-        count = len(self.message) - _TAG.size
-        if count != self.out.nbytes:
-            raise TransportError(
-                f"Rank {self._peer} sent a message of {count} bytes, but {self.out.nbytes} bytes were expected. Send "
-                "and receive the same number of elements of the same dtype."
-            )
+        check_size(self._peer, len(self.message) - _TAG.size, self.out)
         self.out.array.view(np.uint8)[:] = np.frombuffer(self.message, np.uint8, offset=_TAG.size)
         self.message, self._done = b"", True
         return True

@@ -191,16 +191,17 @@ class GlooTransport(BaseTransport):
         key, number = self._name(), find_group(groups, self.rank)
         if number is None:
             return None
-        members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
-        return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
+        return self._group([self.ranks[rank] for rank in groups[number]], f"{key}.{number}")
+
+    def _group(self, ranks: Sequence[int], key: str) -> GlooTransport:
+        return GlooTransport(self._rendezvous, self._peers, ranks, key, self.arithmetic, self.between.algorithm)
 
     def create_group(self, ranks: Sequence[int]) -> GlooTransport:
         """See Transport.create_group. Each rank counts the groups of these ranks that it makes."""
         check_groups([ranks], self.size)
         members = tuple(self.ranks[rank] for rank in ranks)
         number = self._groups[members] = self._groups[members] + 1
-        key = f"{self._key}/{'.'.join(map(str, members))}.{number}"
-        return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
+        return self._group(members, f"{self._key}/{'.'.join(map(str, members))}.{number}")
 
     def find_nodes(self) -> list[int]:
         """See BaseTransport.find_nodes. A host is what has one name and one boot."""

@@ -20,7 +20,7 @@ from hvdkit.transport.mpi.library import (
     plain,
 )
 from hvdkit.transport.polling import calls
-from hvdkit.transport.request import NOTHING, Request, closed_meanwhile
+from hvdkit.transport.request import NOTHING, Request, check_size, closed_meanwhile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,16 +48,9 @@ class _Message(MpiRequest):
         if not self._done:
             self._wire.check_open()
             self._done = bool(call_mpi(self._what, self._request.Test, self._status))
-            if self._done:
-                self._check_size()
+            if self._done and self._what == "MPI_Irecv":
+                check_size(self._status.Get_source(), self._status.Get_count(load_mpi().BYTE), self.out)
         return self._done
-
-    def _check_size(self) -> None:
-        if self._what == "MPI_Irecv" and (count := self._status.Get_count(load_mpi().BYTE)) != self.out.nbytes:
-            raise TransportError(
-                f"Rank {self._status.Get_source()} sent a message of {count} bytes, but {self.out.nbytes} bytes were "
-                "expected. Send and receive the same number of elements of the same dtype."
-            )
 
 
 class MpiMessages:
