@@ -90,11 +90,10 @@ def test_a_device_that_is_not_there_and_one_without_memory() -> None:
     with pytest.raises(TransportError, match="no GPU 3: this process sees 1"):
         CudaDevice(driver, 3)
     device = CudaDevice(driver, 0)
-    ask_to_fail("cuMemAlloc_v2", 2)
+    ask_to_fail("cuEventCreate", 2)
     with pytest.raises(CudaError, match=r"GPU 0: out of memory .* smaller batch"):
-        device.allocate(8)
-    address = device.allocate(8)
-    device.free(address)
+        device.make_event()
+    assert device.make_event().done()
 
 
 def test_events_measure_on_both_kinds_of_device() -> None:

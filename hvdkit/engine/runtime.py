@@ -110,11 +110,11 @@ def init(
     global _again
     if _runtime is not None:
         if part is not None and part.ranks != _runtime.world.job_ranks:
+            job_ranks = _runtime.world.job_ranks
             raise ConfigError(
                 f"init() was called with the ranks {list(part.ranks)} of the job, but hvdkit is already initialized "
-                "with "
-                f"{'the ranks ' + str(list(_runtime.world.job_ranks)) if _runtime.world.job_ranks else 'all ranks'}. "
-                "Call hvd.shutdown() first, or use a process set."
+                f"with {f'the ranks {list(job_ranks)}' if job_ranks else 'all ranks'}. Call hvd.shutdown() first, or "
+                "use a process set."
             )
         return _runtime
     config = read_config(**settings)

@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_ubyte, c_uint, c_void_p
 
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.transport.device import Device, Event
@@ -24,7 +24,6 @@ _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
-_ADDRESS = c_uint64
 _Uuid = c_ubyte * 16
 #: Function -> its parameters' types. All return a CUresult.
 _FUNCTIONS: dict[str, tuple[object, ...]] = {
@@ -34,7 +33,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuCtxGetStreamPriorityRange": (POINTER(c_int), POINTER(c_int)),
@@ -49,11 +47,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "cuEventSynchronize": (c_void_p,),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
-    "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
-    "cuMemFree_v2": (_ADDRESS,),
-    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, c_size_t, c_void_p),
-    "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, c_void_p),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }
 
@@ -166,20 +159,6 @@ class CudaDevice(Device):
     def wait(self, stream: int, event: Event) -> None:
         assert isinstance(event, CudaEvent)
         self.call("cuStreamWaitEvent", stream, event.handle, 0)
-
-    def allocate(self, nbytes: int) -> int:
-        """New memory, at this address. Raises CudaError."""
-        address = c_uint64()
-        self.call("cuMemAlloc_v2", address, nbytes)
-        return address.value
-
-    def free(self, address: int) -> None:
-        """Free memory of allocate(); waits for what is done with it."""
-        self.call("cuMemFree_v2", address)
-
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Enqueue a copy of device memory."""
-        self.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream)
 
 
 class CudaEvent(Event):

@@ -124,7 +124,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclSend": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclRecv": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclRedOpCreatePreMulSum": (POINTER(c_int), c_void_p, c_int, c_int, _COMMUNICATOR),
-    "ncclRedOpDestroy": (c_int, _COMMUNICATOR),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
     "ncclGetErrorString": (c_int,),
