@@ -19,7 +19,6 @@ from hvdkit.transport.gloo.library import host_store
 from hvdkit.transport.gloo.rendezvous import RankInfo, Rendezvous, choose_address, find_peers
 from hvdkit.transport.gloo.rendezvous_store import (
     HttpRendezvousStore,
-    LocalRendezvousStore,
     RendezvousStore,
     StoreLocation,
     TcpRendezvousStore,
@@ -29,6 +28,21 @@ from hvdkit.transport.polling import watch_waits
 
 TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 HOROVODRUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+
+
+class LocalRendezvousStore:
+    """A RendezvousStore of ranks in one process."""
+
+    private = True
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
 
 
 @pytest.mark.parametrize(

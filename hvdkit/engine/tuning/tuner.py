@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings
@@ -127,7 +126,7 @@ class Tuner:
         self._round_ended_s = 0.0
         self.rounds = 0
         self._rounds_of_other = -1
-        engine.joining.contributions[f"tune.{self._name}"] = _action_of(weakref.ref(self))
+        engine.joining.contributions[f"tune.{self._name}"] = weakref.WeakMethod(self.decide)
         if record is not None:
             weakref.finalize(self, record.closed)  # also at the end of the process
         reducer.on_round_end = self._round_ended
@@ -190,11 +189,3 @@ class Tuner:
 
 #: The tuner of this process that searches; None if none does.
 _searching: list[weakref.ref[Tuner] | None] = [None]
-
-
-def _action_of(tuner: weakref.ref[Tuner]) -> Callable[[], Action | None]:
-    def action() -> Action | None:
-        alive = tuner()
-        return None if alive is None else alive.decide
-
-    return action

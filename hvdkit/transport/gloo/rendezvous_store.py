@@ -119,21 +119,6 @@ class TcpRendezvousStore:
         return bytes(self._store.get(name)) if self._store.check([name]) else None
 
 
-class LocalRendezvousStore:
-    """The RendezvousStore of a world of one rank."""
-
-    private = True
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def put(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-
-    def get(self, key: str) -> bytes | None:
-        return self._values.get(key)
-
-
 class TransportRendezvousStore:
     """A transport of the same ranks that there is already: put() and the others' first get() are one collective."""
 

@@ -18,8 +18,7 @@ from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
 from hvdkit.transport.gloo.library import GlooWire, host_store_at, join_store, load_gloo
-from hvdkit.transport.gloo.messages import PeerMessages
-from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox
+from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox, PeerMessages
 from hvdkit.transport.gloo.rendezvous import Rendezvous, collect, find_peers
 from hvdkit.transport.gloo.rendezvous_store import (
     HttpRendezvousStore,
