@@ -102,7 +102,7 @@ def what_is_not_a_plan_goes_on(transport: Transport) -> None:
 
 def a_group_has_its_parents_wish(transport: Transport) -> None:
     _between(transport).algorithm = "library"
-    group = transport.subgroup(range(transport.size))
+    group = transport.split([range(transport.size)])
     assert group is not None and _between(group).algorithm == "library"
     group.close()
     _between(transport).algorithm = "auto"

@@ -22,7 +22,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, as_buffer
-from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
+from hvdkit.transport.gloo.rendezvous import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.select import choose_backend, choose_transport
@@ -273,7 +273,7 @@ def test_ranks_of_one_boot_are_on_one_host() -> None:
 def overlapping_groups(transport: GlooTransport) -> None:
     size = transport.size
     members = [[0, 1], list(range(size)), list(range(size))[::-1]]
-    groups = [transport.subgroup(ranks) for ranks in members]
+    groups = [transport.split([ranks]) for ranks in members]
     for turn, (group, ranks) in enumerate(zip(groups, members, strict=True)):
         if group is not None:
             mail = group.open_mailbox()

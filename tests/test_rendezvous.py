@@ -16,12 +16,15 @@ from hvdkit.transport.addresses import address_of, address_towards, is_loopback,
 from hvdkit.transport.gloo import rendezvous
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
 from hvdkit.transport.gloo.library import host_store
-from hvdkit.transport.gloo.rendezvous import RankInfo, Rendezvous, choose_address, find_peers
-from hvdkit.transport.gloo.rendezvous_store import (
+from hvdkit.transport.gloo.rendezvous import (
     HttpRendezvousStore,
+    RankInfo,
+    Rendezvous,
     RendezvousStore,
     StoreLocation,
     TcpRendezvousStore,
+    choose_address,
+    find_peers,
     find_rendezvous_store,
 )
 from hvdkit.transport.polling import watch_waits

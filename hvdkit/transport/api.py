@@ -208,12 +208,8 @@ class Transport(ABC):
         first collective. Raises ValueError for ranks that are not there or come twice.
         """
 
-    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """See split(): a transport of these ranks, numbered in the order given."""
-        return self.split([ranks])
-
     def create_group(self, ranks: Sequence[int]) -> Transport:
-        """Like subgroup(), but these ranks alone call it, in the same order where they make several.
+        """A transport of these ranks, who alone call it, in the same order where they make several.
 
         No other thread splits this transport or makes groups meanwhile.
         """

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hvdkit.engine.adasum import adasum
-from hvdkit.engine.named.devices import Devices, open_devices
 from hvdkit.engine.named.integers import finish_average, multiply, widen
 from hvdkit.engine.named.operation import Announcement, Operation, Ready, label_of
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import HALF, SCALED, STORAGE, Array, Buffer, make_buffer
 
@@ -84,6 +84,46 @@ def plan_fusion(asked: tuple[Announcement, ...], limit_bytes: int) -> tuple[Grou
             group.append((index, at))
             filling[dtype, each.options] = (group, size + each.sizes[at])
     return tuple(map(tuple, groups))
+
+
+class Devices(Protocol):
+    """Does the operations of one engine whose tensors are on GPUs, in the one order of operations.
+
+    The engine knows no GPU and no framework: an adapter announces such an operation with the option "device", so that
+    ranks which have it in the memory of the host get an error, and registers who does it.
+    """
+
+    def open(self, operations: Sequence[Operation]) -> bool:
+        """Can the ranks do them there? If not they go through the host's memory. Collective at the first call.
+
+        operations: this rank's parts; without buffers on a rank that has joined.
+        """
+
+    def run(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
+        """Enqueue them, all allreduces or a single one, and return; Operation.outcome then says when they are done."""
+
+    def to_host(self, ready: Ready, operation: Operation) -> Operation:
+        """This rank's part with buffers in the host's memory, copies of those on the GPU."""
+
+
+#: Makes the Devices of an engine, given its transport.
+OpenDevices = Callable[[Transport], Devices]
+_openers: list[OpenDevices] = []
+
+
+def on_device(open_devices: OpenDevices) -> None:
+    """Have operations on GPUs done by what `open_devices` makes; the adapter that was loaded last counts."""
+    _openers.append(open_devices)
+
+
+def open_devices(transport: Transport) -> Devices:
+    """The Devices of an engine. Raises HorovodInternalError where no adapter of GPU tensors is loaded."""
+    if not _openers:
+        raise HorovodInternalError(
+            "Other ranks have called an operation with tensors of a GPU, and this process has loaded no adapter that "
+            "can take part. Import the same framework's adapter on every rank, for example hvdkit.torch."
+        )
+    return _openers[-1](transport)
 
 
 class Executor:

@@ -11,7 +11,7 @@ from hvdkit.errors import MissingDependencyError, WorldError
 from hvdkit.transport.addresses import address_towards, read_interface
 from hvdkit.transport.backend import Abort, Membership
 from hvdkit.transport.gloo.library import can_load_gloo, load_gloo
-from hvdkit.transport.gloo.rendezvous_store import (
+from hvdkit.transport.gloo.rendezvous import (
     StoreLocation,
     TransportRendezvousStore,
     find_rendezvous_store,

@@ -19,12 +19,14 @@ from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
 from hvdkit.transport.gloo.library import GlooWire, host_store_at, join_store, load_gloo
 from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox, PeerMessages
-from hvdkit.transport.gloo.rendezvous import Rendezvous, collect, find_peers
-from hvdkit.transport.gloo.rendezvous_store import (
+from hvdkit.transport.gloo.rendezvous import (
     HttpRendezvousStore,
+    Rendezvous,
     RendezvousStore,
     StoreLocation,
     TcpRendezvousStore,
+    collect,
+    find_peers,
 )
 from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import MessageRequest, Request, closed_before
