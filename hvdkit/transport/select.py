@@ -41,16 +41,12 @@ class Connection:
     """Ranks that reach each other over a backend, before it is known which of them share a host.
 
     world: with rank, size and job_ranks as the backend has them. base: None for one process by itself. abort: ends all
-    ranks of the job; None where ending this process is enough. report_loss(): see Backend.
+    ranks of the job; None where ending this process is enough.
     """
 
     world: World
     base: BaseTransport | None = None
     abort: Abort | None = None
-
-    def report_loss(self, process: str) -> None:
-        if self.base is not None:
-            find_backend(self.base.backend).report_loss(process)
 
 
 def connect(config: Config, part: Part | None = None) -> Connection:

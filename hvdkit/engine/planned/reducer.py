@@ -173,11 +173,6 @@ class BucketReducer:
             self._streams.clear()
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The plan's, in the order in which they start."""
-        return self.plan.buckets
-
-    @property
     def under_way(self) -> bool:
         """Has a bucket of this round been started?"""
         return self._next > 0

@@ -119,7 +119,7 @@ class Tuner:
         assert engine is not None
         self._reducer, self._engine, self._name = reducer, engine, context.name
         self._settings, self._directory, self._record = first, directory, record
-        transport, nbytes = context.transport, sum(bucket.nbytes for bucket in reducer.buckets)
+        transport, nbytes = context.transport, sum(bucket.nbytes for bucket in reducer.plan.buckets)
         self._shape = Shape(nbytes, transport.name, transport.local_ranks, transport.shards)
         self._search = Search(first, axes, unordered=UNORDERED, most=trials, same=self._shape.same)
         self._seconds: list[float] = []

@@ -52,6 +52,9 @@ class BaseTransport(Transport):
     def split(self, groups: Groups) -> BaseTransport | None:
         """See Transport.split."""
 
+    def report_loss(self, process: str) -> None:
+        """Tell the library that a process is gone, by the launcher's name for it, if it does not see that itself."""
+
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         check_scale(buffer.dtype, scale)
         if scale == 1.0 or not self.wire.can_reduce(buffer.dtype):

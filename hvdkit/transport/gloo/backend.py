@@ -73,10 +73,6 @@ def takes_calls_from_threads() -> bool:
     return False
 
 
-def report_loss(process: str) -> None:
-    """See Backend.report_loss. Ranks notice each other's end by their connections."""
-
-
 def open_membership() -> Membership | None:
     """See Backend.open_membership."""
     return None

@@ -17,6 +17,7 @@ from hvdkit.transport.mpi.communicators import create_comm, duplicate_comm, make
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_comm
 from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
+from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.request import AllRequests, MessageRequest, Request, closed_before
 from hvdkit.transport.small_collectives import gather_ints
@@ -103,6 +104,9 @@ class MpiTransport(BaseTransport):
 
     def open_wire(self) -> MpiWire:
         return MpiWire(self._more())
+
+    def report_loss(self, process: str) -> None:
+        tell_mpi_of_loss(process)
 
     def leave(self) -> None:
         """See Transport.leave. The others would wait for this rank in closing the mailboxes of all groups."""

@@ -75,8 +75,8 @@ class Communicator:
         identity = broadcast(unique_id.to_bytes())
         ctypes.memmove(ctypes.byref(unique_id), identity, len(identity))
         handle = c_void_p()
-        config = make_config(blocking=False)
-        library.call("ncclCommInitRankConfig", handle, size, unique_id, rank, config, where=where, handle=handle)
+        arguments = handle, size, unique_id, rank, make_config()
+        library.call("ncclCommInitRankConfig", *arguments, where=where, handle=handle)
         return cls(library, handle, rank, size, where, check, timeout_s)._connected("ncclCommInitRankConfig")
 
     def _connected(self, function: str) -> Communicator:
@@ -177,7 +177,7 @@ class Communicator:
         if not self.library.has("ncclCommShrink"):
             raise TransportError("ncclCommShrink needs NCCL 2.27 or later; connect() makes a new communicator.")
         self._check = check
-        handle, config = c_void_p(), make_config(blocking=False)
+        handle, config = c_void_p(), make_config()
         self._shrunk = handle  # NCCL may write it after a wait that was given up
         excluded = (c_int * len(lost))(*sorted(lost))
         arguments = (self._handle, excluded, len(lost), handle, config, SHRINK_ABORT)

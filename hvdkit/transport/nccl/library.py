@@ -99,11 +99,11 @@ class Config(ctypes.Structure):
     )
 
 
-def make_config(*, blocking: bool) -> Config:
-    """A Config in which all else is left to NCCL and its variables."""
+def make_config() -> Config:
+    """A Config of calls that do not block, in which all else is left to NCCL and its variables."""
     undefined = (_UNDEFINED,) * 3
     version = OLDEST[0] * 10000 + OLDEST[1] * 100 + OLDEST[2]
-    return Config(ctypes.sizeof(Config), _MAGIC, version, int(blocking), *undefined, None, _UNDEFINED, _UNDEFINED)
+    return Config(ctypes.sizeof(Config), _MAGIC, version, 0, *undefined, None, _UNDEFINED, _UNDEFINED)
 
 
 _COMMUNICATOR = _STREAM = _MEMORY = c_void_p

@@ -62,26 +62,23 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
     total = sum(parts)
     path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}") if group.rank == 0 else ""
     descriptor, failure = -1, 0
-    if group.rank == 0:
+    try:
         try:
-            remove_abandoned(directory)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, total)
+            if group.rank == 0:
+                remove_abandoned(directory)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, total)
         except OSError as error:
             failure = error.errno or errno.EIO
-    try:
         shown = broadcast_bytes(group, b"" if failure else path.encode(), 0).decode()
-        if group.rank != 0 and shown:
-            try:
+        try:
+            if group.rank != 0 and shown:
                 descriptor = os.open(shown, os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                failure = error.errno or errno.EIO
-        if descriptor >= 0 and parts[group.rank]:
-            try:
+            if descriptor >= 0 and parts[group.rank]:
                 os.posix_fallocate(descriptor, sum(parts[: group.rank]), parts[group.rank])
-            except OSError as error:
-                failure = error.errno or errno.EIO
+        except OSError as error:
+            failure = error.errno or errno.EIO
         failures = gather_ints(group, failure)
     finally:
         if group.rank == 0 and descriptor >= 0:

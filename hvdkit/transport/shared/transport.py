@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from hvdkit.errors import RankLostError, TransportError
+from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport, check_root
 from hvdkit.transport.arithmetic import Arithmetic, check_scale
 from hvdkit.transport.between.buckets import WireCrossing
@@ -53,11 +53,6 @@ class SharedMemoryTransport(Transport):
         members: Sequence[int] | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        if shards is None and local.size != base.size:
-            raise TransportError(
-                f"HVDKIT_TRANSPORT=shared_memory needs all {base.size} ranks on one host, but only {local.size} are "
-                f"on {host}. Use HVDKIT_TRANSPORT=hierarchical or auto."
-            )
         self.rank, self.size, self.backend = base.rank, base.size, base.backend
         self._base, self._local, self._host = base, local, host
         self._directory, self._small_bytes = directory, small_bytes
