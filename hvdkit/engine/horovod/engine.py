@@ -105,7 +105,7 @@ class HorovodEngine(Engine):
 
         Horovod's own: of the set of all ranks, for allreduces and barriers. In other sets it is nothing.
         """
-        operation = Running(JOIN, JOINING)
+        operation = Running(JOIN, JOINING, ())
         if self.transport.process_set.process_set_id:
             operation.done = True
         else:
