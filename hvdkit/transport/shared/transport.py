@@ -64,6 +64,9 @@ class SharedMemoryTransport(Transport):
         self._liveness = liveness or Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
+        self._slots: Slots | None = None
+        self._stage: Stage | None = None
+        self._opened_exchange: Exchange | None = None
         self._opened: list[Slots | Stage | Exchange] = []
         self._closed = False
 
@@ -82,9 +85,11 @@ class SharedMemoryTransport(Transport):
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
+            self._slots = self._slots or self._open(Slots)
             self._slots.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes and self._slot_bytes:
+            self._stage = self._stage or self._open(Stage)
             self._stage.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes < self._small_bytes or not nbytes:
@@ -125,6 +130,7 @@ class SharedMemoryTransport(Transport):
     def broadcast(self, buffer: Buffer, root: int) -> None:
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
+            self._slots = self._slots or self._open(Slots)
             self._slots.broadcast(buffer, root, self._base.arithmetic)
         elif buffer.array.nbytes and self._slot_bytes:
             check_root(root, self.size)
@@ -132,19 +138,13 @@ class SharedMemoryTransport(Transport):
         else:
             self._base.broadcast(buffer, root)
 
-    @functools.cached_property
-    def _slots(self) -> Slots:
-        return self._open(Slots)
-
-    @functools.cached_property
-    def _stage(self) -> Stage:
-        return self._open(Stage)
-
-    @functools.cached_property
+    @property
     def _exchange(self) -> Exchange:
-        return self._open(Exchange)
+        self._opened_exchange = self._opened_exchange or self._open(Exchange)
+        return self._opened_exchange
 
     def _open(self, kind: type[Opened]) -> Opened:
+        """Collective; so not by functools.cached_property, whose lock all transports share before Python 3.12."""
         memory = kind(self._base, self._directory, self._liveness.check)
         self._opened.append(memory)
         return memory
