@@ -9,7 +9,7 @@ from html import escape
 from hvdkit.config import Config
 from hvdkit.profiling.prediction import Cluster, Prediction, Work, predict_scaling
 from hvdkit.tools.charts import build_page, draw_lines, embed, label_log_axis, new_figure
-from hvdkit.transport.between.cost import Link
+from hvdkit.transport.between.select import Link
 
 GIGABITS = (1, 10, 100, 400)
 HOSTS = [2**power for power in range(13)]

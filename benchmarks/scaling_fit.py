@@ -1,6 +1,6 @@
 """Fit the cost model to measured allreduces, and see how well it tells those that it was not fitted to: pure functions.
 
-Every formula of the model (hvdkit/transport/between/cost.py) is a sum of its parameters, each times a number from
+Every formula of the model (hvdkit/transport/between/select.py) is a sum of its parameters, each times a number from
 the algorithm, hosts and bytes. So the parameters are those with the least sum of relative errors, with none below 0: a
 measurement that another process has spoilt counts no more than any other, where squares would let it pull.
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from hvdkit.profiling.prediction import Cluster, reduce_s
 from hvdkit.tools.bench.report import show_bytes
-from hvdkit.transport.between.cost import Link
+from hvdkit.transport.between.select import Link
 from hvdkit.transport.buffer import Array
 
 WITHIN = 0.15  # of what was measured: how far off a prediction may be

@@ -22,8 +22,7 @@ from benchmarks.scaling_fit import Point
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.tools.bench.models import CPU_MODELS
-from hvdkit.transport.between.cost import ALGORITHMS
-from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.between.select import ALGORITHMS, BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
 
 ALLREDUCE_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
-from hvdkit.transport.between.cost import Link
+from hvdkit.transport.between.select import Link
 from hvdkit.transport.buffer import Array, Buffer, Op, make_buffer
 from hvdkit.transport.single import SingleTransport
 

@@ -14,9 +14,8 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.coding.api import Matrix
-from hvdkit.transport.coding.int8 import Int8
+from hvdkit.transport.coding.blocks import Int8, Sign
 from hvdkit.transport.coding.power_sgd import PowerSGD
-from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK
 
 Wire = Literal["none", "float16", "bfloat16"]

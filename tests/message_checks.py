@@ -175,7 +175,7 @@ def what_is_begun_goes_on_while_a_rank_waits_for_something_else(transport: Trans
 def a_request_of_a_closed_group_is_an_error(transport: Transport) -> None:
     if transport.size == 1:
         return
-    group = transport.subgroup(range(transport.size))
+    group = transport.split([range(transport.size)])
     assert group is not None
     group.barrier()
     request = group.ireceive(make_buffer(1, "float32"), (group.rank + 1) % group.size)
@@ -199,7 +199,7 @@ def what_is_refused_leaves_the_transport_as_it_was(transport: Transport) -> None
 
 def groups_send_messages_of_their_own(transport: Transport) -> None:
     ranks = list(range(transport.size))[::-1]
-    first, second = transport.subgroup(ranks), transport.subgroup(ranks)
+    first, second = transport.split([ranks]), transport.split([ranks])
     assert first is not None and second is not None
     groups = {"all": transport, "first": first, "second": second}
     requests = [

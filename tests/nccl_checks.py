@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import signal
@@ -22,8 +23,8 @@ from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.cuda import CudaDevice, load_driver
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
+from hvdkit.transport.nccl.groups import watch
 from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, NcclError, load_nccl
-from hvdkit.transport.nccl.watch import watch
 
 _NUMPY = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -135,6 +136,13 @@ def messages(transport: Transport) -> None:
     communicator.close()
 
 
+def _copy(target: Any, source: Any, stream: int) -> None:
+    """Enqueue a copy of device memory, as a framework does."""
+    addresses = (ctypes.c_uint64(array.ctypes.data) for array in (target, source))
+    copy = ctypes.CDLL(stand_in_path()).cuMemcpyDtoDAsync_v2
+    assert copy(*addresses, ctypes.c_size_t(target.nbytes), ctypes.c_void_p(stream)) == 0
+
+
 def order(transport: Transport) -> None:
     """Gradients that are still being computed are waited for by the stream, and the result by whoever uses it."""
     device, communicator = _device(), connect(transport)
@@ -143,13 +151,13 @@ def order(transport: Transport) -> None:
         for turn in range(20):
             fresh = np.full(1000, turn + transport.rank, "float32")
             bucket, gradient = np.full(1000, np.nan, "float32"), np.full(1000, np.nan, "float32")
-            device.copy(bucket.ctypes.data, fresh.ctypes.data, bucket.nbytes, computing)
+            _copy(bucket, fresh, computing)
             ready.record(computing)
             device.wait(reducing, ready)
             communicator.all_reduce(bucket.ctypes.data, bucket.ctypes.data, 1000, code, OPERATIONS["sum"], reducing)
             reduced.record(reducing)
             device.wait(computing, reduced)
-            device.copy(gradient.ctypes.data, bucket.ctypes.data, bucket.nbytes, computing)
+            _copy(gradient, bucket, computing)
             _finish(device, computing)
             assert (gradient == sum(range(transport.size)) + turn * transport.size).all()
     communicator.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hvdkit.transport.api import Transport
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
-from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
+from hvdkit.transport.gloo.rendezvous import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
 from hvdkit.transport.mpi.transport import open_mpi
 from hvdkit.transport.shared.transport import SharedMemoryTransport

@@ -10,8 +10,7 @@ from ranks import run_ranks
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.between.cost import MESSAGE_BYTES, Measured
-from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.between.select import MESSAGE_BYTES, BetweenHosts, Measured
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.small_collectives import gather_bytes
@@ -103,7 +102,7 @@ def what_is_not_a_plan_goes_on(transport: Transport) -> None:
 
 def a_group_has_its_parents_wish(transport: Transport) -> None:
     _between(transport).algorithm = "library"
-    group = transport.subgroup(range(transport.size))
+    group = transport.split([range(transport.size)])
     assert group is not None and _between(group).algorithm == "library"
     group.close()
     _between(transport).algorithm = "auto"

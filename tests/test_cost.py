@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.between.cost import ALGORITHMS, MESSAGE_BYTES, Link, Measured, cheapest
-from hvdkit.transport.between.select import NAMES, BetweenHosts
+from hvdkit.transport.between.select import ALGORITHMS, MESSAGE_BYTES, NAMES, BetweenHosts, Link, Measured, cheapest
 from hvdkit.transport.buckets import BucketSpec
 
 ABLE = ("library", *ALGORITHMS)

@@ -34,8 +34,8 @@ from hvdkit.torch.tensors import TensorBuffer
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.nccl.buckets import NcclBuckets
-from hvdkit.transport.nccl.choose import Finding, find_problem
 from hvdkit.transport.nccl.group import DeviceGroup, describe_slow
+from hvdkit.transport.nccl.groups import Finding, find_problem
 
 pytestmark = [
     pytest.mark.ranks,
@@ -384,7 +384,7 @@ OWN = [Finding("", "node1", "a", 0, (2, 29, 7)), Finding("", "node1", "b", 1, (2
     ],
 )
 def test_what_keeps_ranks_from_nccl(change: Finding, problem: str) -> None:
-    found = find_problem([OWN[0], Finding.decode(change.encode())])
+    found = find_problem([OWN[0], change])
     assert bool(found) == bool(problem) and re.search(problem, found)
 
 

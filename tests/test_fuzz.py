@@ -36,7 +36,7 @@ from hvdkit.tools.doctor.checks import job as doctor_job
 from hvdkit.tools.doctor.collect import host, software
 from hvdkit.tools.doctor.collect import script as doctor_script
 from hvdkit.tools.submit import job, kubernetes, scripts
-from hvdkit.transport.gloo import rendezvous, rendezvous_store
+from hvdkit.transport.gloo import rendezvous
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
 EXAMPLES = settings(
@@ -281,8 +281,8 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
         ),
         (),
     ),
-    "transport.gloo.rendezvous_store.find_rendezvous_store": (
-        lambda environ: rendezvous_store.find_rendezvous_store(environ, "torchrun"),
+    "transport.gloo.rendezvous.find_rendezvous_store": (
+        lambda environ: rendezvous.find_rendezvous_store(environ, "torchrun"),
         _variables("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
         (WorldError,),
     ),

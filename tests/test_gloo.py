@@ -22,11 +22,12 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, as_buffer
-from hvdkit.transport.gloo.rendezvous_store import LocalRendezvousStore, TransportRendezvousStore
+from hvdkit.transport.gloo.rendezvous import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.select import choose_backend, choose_transport
 from hvdkit.transport.shared.transport import SharedMemoryTransport
+from hvdkit.transport.single import SingleTransport
 from hvdkit.world import World
 
 
@@ -272,7 +273,7 @@ def test_ranks_of_one_boot_are_on_one_host() -> None:
 def overlapping_groups(transport: GlooTransport) -> None:
     size = transport.size
     members = [[0, 1], list(range(size)), list(range(size))[::-1]]
-    groups = [transport.subgroup(ranks) for ranks in members]
+    groups = [transport.split([ranks]) for ranks in members]
     for turn, (group, ranks) in enumerate(zip(groups, members, strict=True)):
         if group is not None:
             mail = group.open_mailbox()
@@ -318,7 +319,7 @@ def test_the_scripts_own_group_goes_on_beside_it() -> None:
 
 
 def test_one_rank_needs_nobody() -> None:
-    transport = open_gloo(LocalRendezvousStore(), 0, 1, host="here")
+    transport = open_gloo(TransportRendezvousStore(SingleTransport()), 0, 1, host="here")
     buffer = Buffer(np.arange(5, dtype=np.float32), "float32")
     transport.allreduce(buffer, scale=0.5)
     expect(buffer, np.arange(5) / 2)

@@ -23,7 +23,7 @@ from hvdkit.integrations.ranks import (
 )
 from hvdkit.startup import modules_asked_for
 from hvdkit.transport.gloo.backend import connect
-from hvdkit.transport.gloo.rendezvous_store import find_rendezvous_store
+from hvdkit.transport.gloo.rendezvous import find_rendezvous_store
 from hvdkit.world import read_world
 
 OFFERS = [

@@ -28,7 +28,7 @@ from hvdkit.engine.process_sets import ProcessSets
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport import mailbox
 from hvdkit.transport.api import Transport
-from hvdkit.transport.gloo.rendezvous_store import TransportRendezvousStore
+from hvdkit.transport.gloo.rendezvous import TransportRendezvousStore
 from hvdkit.transport.gloo.transport import open_gloo
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 from hvdkit.transport.single import SingleTransport

@@ -16,7 +16,7 @@ from hvdkit.asynchronous.local_sgd import LocalSGD
 from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.transport.coding.int8 import Int8
+from hvdkit.transport.coding.blocks import Int8
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.data())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nccl_checks
 import pytest
+from host_device import HostDevice
 from pipe_ranks import run_piped
 from ranks import run_ranks
 from stand_in import ask_to_fail, find_compiler, stand_in_path
@@ -16,7 +17,6 @@ from stand_in import ask_to_fail, find_compiler, stand_in_path
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.cuda import CudaDevice, CudaError, Driver, load_driver
-from hvdkit.transport.device import HostDevice
 from hvdkit.transport.nccl.library import Library, _mapped, find_library
 
 pytestmark = [
@@ -90,11 +90,10 @@ def test_a_device_that_is_not_there_and_one_without_memory() -> None:
     with pytest.raises(TransportError, match="no GPU 3: this process sees 1"):
         CudaDevice(driver, 3)
     device = CudaDevice(driver, 0)
-    ask_to_fail("cuMemAlloc_v2", 2)
+    ask_to_fail("cuEventCreate", 2)
     with pytest.raises(CudaError, match=r"GPU 0: out of memory .* smaller batch"):
-        device.allocate(8)
-    address = device.allocate(8)
-    device.free(address)
+        device.make_event()
+    assert device.make_event().done()
 
 
 def test_events_measure_on_both_kinds_of_device() -> None:

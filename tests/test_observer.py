@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from host_device import HostDevice, HostEvent
 
-from hvdkit.engine.observe.device_clock import DeviceClock
+from hvdkit.engine.observe.device_clock import READINGS, DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
-from hvdkit.engine.observe.readings import READINGS
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, PlanFacts
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.engine.planned.on_device import Streams
-from hvdkit.transport.device import Event, HostDevice, HostEvent
+from hvdkit.transport.device import Event
 
 FACTS = PlanFacts("optimizer.1", (0, 1), (8, 8), (8, 8), ("w", "b"), threaded=False)
 NAMES = [["gradients.w"], ["gradients.b"]]

@@ -18,7 +18,7 @@ from hvdkit.profiling.prediction import (
     reduce_s,
     slowest_of,
 )
-from hvdkit.transport.between.cost import ALGORITHMS, Link
+from hvdkit.transport.between.select import ALGORITHMS, Link
 
 LINK = Link(latency_s=50e-6, byte_s=8e-9, message_s=5e-6)
 WORK = Work(compute_s=0.046, backward_s=0.030, buckets=[8.4e6] * 4)

@@ -11,7 +11,7 @@ from hvdkit.launch.agent import host_info
 from hvdkit.launch.agent.host_info import FIRST_PORT, LAST_PORT, hold_free_ports
 from hvdkit.launch.agent.wire import find_unplanned
 from hvdkit.launch.plan.environment import clean_environment, plan_rank_variables
-from hvdkit.transport.gloo.rendezvous_store import find_rendezvous_store
+from hvdkit.transport.gloo.rendezvous import find_rendezvous_store
 from hvdkit.world import read_world
 
 HOSTS = {0: "a", 1: "b", 2: "a", 3: "c"}

@@ -15,20 +15,37 @@ from hvdkit.errors import RankLostError, TransportError, WorldError
 from hvdkit.transport.addresses import address_of, address_towards, is_loopback, list_addresses, read_interface
 from hvdkit.transport.gloo import rendezvous
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
-from hvdkit.transport.gloo.library import TcpStores
-from hvdkit.transport.gloo.rendezvous import RankInfo, Rendezvous, choose_address, find_peers
-from hvdkit.transport.gloo.rendezvous_store import (
+from hvdkit.transport.gloo.library import host_store
+from hvdkit.transport.gloo.rendezvous import (
     HttpRendezvousStore,
-    LocalRendezvousStore,
+    RankInfo,
+    Rendezvous,
     RendezvousStore,
     StoreLocation,
     TcpRendezvousStore,
+    choose_address,
+    find_peers,
     find_rendezvous_store,
 )
 from hvdkit.transport.polling import watch_waits
 
 TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 HOROVODRUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+
+
+class LocalRendezvousStore:
+    """A RendezvousStore of ranks in one process."""
+
+    private = True
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +128,6 @@ def gather(
         try:
             answers[at] = find_peers(
                 launcher_store,
-                TcpStores(),
                 rank,
                 size,
                 name="test",
@@ -146,12 +162,12 @@ def test_ranks_meet_on_any_board() -> None:
     assert not there[0].store.check(["secret"])  # anybody could ask the store for it
     with serve_values() as port:
         expect_rendezvous(gather(HttpRendezvousStore("127.0.0.1", port), [0, 1, 2], 3))
-    expect_rendezvous(gather(TcpRendezvousStore(TcpStores().host), [0, 1, 2], 3))
+    expect_rendezvous(gather(TcpRendezvousStore(host_store()), [0, 1, 2], 3))
 
 
 def test_a_secret_that_the_ranks_have_already_is_in_no_store() -> None:
-    outer = TcpStores().host()
-    there = gather(TcpRendezvousStore(lambda: outer), [0, 1, 2], 3, secret="5e" * 32)
+    outer = host_store()
+    there = gather(TcpRendezvousStore(outer), [0, 1, 2], 3, secret="5e" * 32)
     expect_rendezvous(there)
     assert there[0].secret == bytes([0x5E] * 32) and not there[0].store.check(["secret"])
     assert b"5e5e" not in outer.get("hvdkit/test")
@@ -159,7 +175,7 @@ def test_a_secret_that_the_ranks_have_already_is_in_no_store() -> None:
 
 @pytest.mark.parametrize("answering", [False, True])
 def test_word_of_ranks_that_are_no_more_is_not_believed(answering: bool) -> None:
-    launcher_store, store = LocalRendezvousStore(), TcpStores().host()
+    launcher_store, store = LocalRendezvousStore(), host_store()
     store.set("mark", "of an older job")
     port = store.port
     if not answering:
@@ -200,7 +216,7 @@ def collects_the_ranks(deadline: float) -> None:
 
 def find_alone(rank: int, deadline: float) -> None:
     options = {"name": "test", "host": "here", "interface": "", "towards": "127.0.0.1"}
-    find_peers(LocalRendezvousStore(), TcpStores(), rank, 2, deadline=deadline, **options)
+    find_peers(LocalRendezvousStore(), rank, 2, deadline=deadline, **options)
 
 
 def is_connected_to(deadline: float) -> None:

@@ -13,7 +13,7 @@ from benchmarks.scaling_drawn import DRAWN, GIGABITS, HOSTS, REFERENCES, draw_pa
 from benchmarks.scaling_fit import Fitted, Point, check_largest, fit, hold_out, summarise
 from benchmarks.scaling_model import Measurements, fit_steps, show_checks
 from hvdkit.profiling.prediction import Cluster, Work, predict_step
-from hvdkit.transport.between.cost import ALGORITHMS, Link
+from hvdkit.transport.between.select import ALGORITHMS, Link
 
 CLUSTER = Cluster(Link(latency_s=40e-6, byte_s=8.5e-9, message_s=10e-6), start_s=50e-6)
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)

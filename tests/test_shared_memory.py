@@ -26,9 +26,8 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.mpi.transport import open_mpi
-from hvdkit.transport.shared import flags
-from hvdkit.transport.shared.flags import Flags, flag_bytes
-from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared import segment as segments
+from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 
 SIZE = 3
@@ -303,11 +302,11 @@ def test_memory_grows_with_the_depth_and_not_with_the_model(tmp_path: Path) -> N
 
 
 def fenced(transport: Transport, check: str) -> None:
-    free, flags.order = flags.order, flags._fence
+    free, segments.order = segments.order, segments._fence
     try:
         BUCKET_CHECKS[check](transport)
     finally:
-        flags.order = free
+        segments.order = free
 
 
 @pytest.mark.ranks
@@ -330,9 +329,9 @@ def test_flags_count_rounds_of_each_rank_and_index() -> None:
         one.close()
 
 
-@pytest.mark.parametrize("order", [flags._fence, flags._no_fence])
+@pytest.mark.parametrize("order", [segments._fence, segments._no_fence])
 def test_what_was_written_before_a_flag_is_seen_after_it(order: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "order", order)
+    monkeypatch.setattr(segments, "order", order)
     memory, box = np.zeros(flag_bytes(2, 1), np.uint8), np.zeros(1000)
     writer, reader = (Flags(memory, rank=rank, ranks=2, count=1) for rank in range(2))
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
-from hvdkit.engine.tuning.axes import VALUES, plan_axes, shape_of
 from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, save_entry
-from hvdkit.engine.tuning.search import Search
+from hvdkit.engine.tuning.search import VALUES, Search, Shape, plan_axes
 from hvdkit.errors import ConfigError
 from hvdkit.setting import MIB
 from hvdkit.tools.doctor.settings import with_tuned
@@ -117,7 +116,8 @@ sizes = st.lists(st.integers(1, 3 * MIB), min_size=1, max_size=12)
 @settings(max_examples=60, deadline=None)
 def test_settings_that_come_to_the_same_are_measured_once(counts: list[int], sharers: int, data: st.DataObject) -> None:
     tensors = [TensorSpec(str(at), count, "float32") for at, count in enumerate(counts)]
-    shape = shape_of(plan_buckets(tensors, 4 * MIB), "shared_memory", sharers, sharers)
+    nbytes = sum(bucket.nbytes for bucket in plan_buckets(tensors, 4 * MIB))
+    shape = Shape(nbytes, "shared_memory", sharers, sharers)
     draw = {name: data.draw(st.sampled_from(values)) for name, values in VALUES.items()}
     one = PlanSettings(**draw)
     name = data.draw(st.sampled_from(list(VALUES)))

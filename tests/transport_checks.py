@@ -156,7 +156,7 @@ def nan_and_inf_stay(transport: Transport) -> None:
 def subgroups_number_ranks_in_the_order_given(transport: Transport) -> None:
     size = transport.size
     for ranks in (list(range(size))[::-1], list(range(0, size, 2)), [size - 1]):
-        group = transport.subgroup(ranks)
+        group = transport.split([ranks])
         assert (group is None) == (transport.rank not in ranks)
         if group is None:
             continue
@@ -174,7 +174,7 @@ def subgroups_number_ranks_in_the_order_given(transport: Transport) -> None:
 
 
 def a_closed_transport_says_so(transport: Transport) -> None:
-    group = transport.subgroup(range(transport.size))
+    group = transport.split([range(transport.size)])
     assert group is not None
     group.close()
     group.close()
@@ -195,9 +195,9 @@ def arguments_that_do_not_fit_are_refused(transport: Transport) -> None:
         lambda: transport.alltoall(buffer, [9] * size, ones),
         lambda: transport.broadcast(buffer, size),
         lambda: transport.broadcast(buffer, -1),
-        lambda: transport.subgroup([]),
-        lambda: transport.subgroup([0, 0]),
-        lambda: transport.subgroup([size]),
+        lambda: transport.split([[]]),
+        lambda: transport.split([[0, 0]]),
+        lambda: transport.split([[size]]),
     ):
         with pytest.raises(ValueError, match=r"\d|not of"):
             call()

@@ -75,7 +75,7 @@ def train(
                 hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         for model, optimizer in pairs:
             seen.weights.append(weights(model))
-            seen.buckets.append(len(optimizer._hvdkit.strategy._reducer.buckets))
+            seen.buckets.append(len(optimizer._hvdkit.strategy._reducer.plan.buckets))
     logger.removeHandler(ear)
     return seen
 

@@ -149,21 +149,17 @@ class ArraySync:
 
     def after_step(self, values: Sequence[Array], targets: Targets) -> None:
         """The optimizer has stepped; collective. values: of the parameters; targets: what they are from now on."""
-        self._values.begin(targets)
-        self._put_values(values)
-        try:
-            self._strategy.after_step()
-            self._values.finish()
-        finally:
-            self._values.abandon()
+        self._change(self._strategy.after_step, values, targets)
 
     def change_values(self, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
         """Have the strategy change the parameters outside of a step, by `change`; collective if that is.
 
         values, targets: as above. Does nothing to parameters that the strategy is not attached to.
         """
-        if _attached.get(id(self._strategy)) is not self:
-            change = _nothing
+        attached = _attached.get(id(self._strategy)) is self
+        self._change(change if attached else lambda: None, values, targets)
+
+    def _change(self, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
         self._values.begin(targets)
         self._put_values(values)
         try:
@@ -181,10 +177,6 @@ class ArraySync:
         if _attached.get(id(self._strategy)) is self:
             del _attached[id(self._strategy)]
             self._strategy.detach()
-
-
-def _nothing() -> None:
-    return None
 
 
 def _multiply(gradient: Array, dtype: str, weight: float) -> Array:

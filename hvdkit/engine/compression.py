@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Protocol
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.transport.buffer import Narrow
 from hvdkit.transport.coding.api import Coding
-from hvdkit.transport.coding.int8 import Int8
+from hvdkit.transport.coding.blocks import Int8, Sign
 from hvdkit.transport.coding.power_sgd import PowerSGD
-from hvdkit.transport.coding.sign import Sign
 from hvdkit.transport.coding.top_k import TopK
 
 Wire = Narrow | Coding

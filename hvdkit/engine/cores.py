@@ -54,8 +54,5 @@ def warn_of_crowding(seen: Sequence[CoresSeen], rank: int) -> None:
         "The %d ranks on %s are bound to %d of its %d CPUs and compete for them. Start the job with hvdrun, which "
         "binds each rank to CPUs of its own, or with srun --cpus-per-task or mpirun --bind-to none. Do not start it "
         "under taskset.",
-        len(ranks),
-        mine.host,
-        cpus,
-        mine.total,
+        *(len(ranks), mine.host, cpus, mine.total),
     )

@@ -6,7 +6,6 @@ another.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.division import group_by_color
 from hvdkit.transport.part import plan_sets_of_comms, ranks_in_job
-from hvdkit.transport.small_collectives import gather_bytes
+from hvdkit.transport.small_collectives import allgather_object
 
 _END_S = 2.0  # for the threads of all engines, on a busy machine
 
@@ -57,14 +56,14 @@ class ProcessSets:
         HorovodInternalError if the ranks disagree about it.
         """
         comm = process_set.mpi_comm if process_set is not global_process_set else None
-        data = json.dumps(ranks_in_job(comm, "ProcessSet(comm)")).encode() if comm is not None else b""
+        in_job = ranks_in_job(comm, "ProcessSet(comm)") if comm is not None else ()
 
         def change(transport: Transport, _joined: object) -> ValueError | None:
             try:
                 if comm is None:
                     sets, groups = [process_set], [self._all if process_set.ranks is None else process_set.ranks]
                 else:
-                    members = [tuple(json.loads(ranks)) for ranks in gather_bytes(transport, data)]
+                    members = allgather_object(transport, in_job)
                     groups = [list(ranks) for ranks in plan_sets_of_comms(members, self._job_ranks)]
                     process_set.ranks = next(ranks for ranks in groups if self._world.rank in ranks)
                     sets = [process_set if ranks is process_set.ranks else ProcessSet(ranks) for ranks in groups]
@@ -85,11 +84,10 @@ class ProcessSets:
         Collective over all ranks: one operation, and one call of the transport, makes all of the sets, those of an axis
         of a mesh say. A set of the same ranks that is known already is taken as it is.
         """
-        data = json.dumps([color, key]).encode()
 
         def change(transport: Transport, _joined: object) -> ProcessSet | None:
-            pairs = [json.loads(pair) for pair in gather_bytes(transport, data)]
-            groups = group_by_color([color for color, _ in pairs], [key for _, key in pairs])
+            colors, keys = zip(*allgather_object(transport, (color, key)), strict=True)
+            groups = group_by_color(colors, keys)
             known = {tuple(each._known().ranks): each for each in self._sets.values()}
             missing = [ranks for ranks in groups if tuple(ranks) not in known]
             sets = [ProcessSet(ranks) for ranks in missing]
@@ -171,8 +169,7 @@ class ProcessSets:
     def _used_by_some(self, transport: Transport) -> set[int]:
         """Numbers of the sets that some of their ranks have used, and others have not; collective over all ranks."""
         sets = {number: each._known() for number, each in self._sets.items()}
-        used = [number for number, group in sets.items() if group.is_open]
-        gathered = [set(json.loads(numbers)) for numbers in gather_bytes(transport, json.dumps(used).encode())]
+        gathered = allgather_object(transport, {number for number, group in sets.items() if group.is_open})
         return {number for number, group in sets.items() if len({number in gathered[rank] for rank in group.ranks}) > 1}
 
     def _find_unequal(self) -> set[int]:

@@ -22,6 +22,8 @@ from hvdkit.transport.small_collectives import allgather_object, gather_bytes
 Checksums = Sequence[tuple[str, int]]
 Result = TypeVar("Result")
 
+_MOST_NAMED = 8
+
 
 def broadcast_state(
     call: str,
@@ -63,17 +65,24 @@ def _explain_mismatch(
     """Say how a rank's state differs from root's; "" if no rank's does. held: owner and descriptions of every rank."""
     owner, root = held[root_rank]
     for rank, (other_owner, other) in enumerate(held):
-        if list(map(key, other)) == list(map(key, root)):
-            continue
-        pairs = list(zip(root, other, strict=False))
-        at = next((i for i, (mine, theirs) in enumerate(pairs) if key(mine) != key(theirs)), len(pairs))
-        owners = f" Rank {root_rank} has {owner}; rank {rank} has {other_owner}." if owner != other_owner else ""
-        return (
-            f"the ranks hold different {kind}: {len(root)} on rank {root_rank}, {len(other)} on rank {rank}. The "
-            f"first difference is number {at}: {root[at] if at < len(root) else 'none'} on rank {root_rank}, "
-            f"{other[at] if at < len(other) else 'none'} on rank {rank}.{owners}"
-        )
+        if list(map(key, other)) != list(map(key, root)):
+            owners = f" Rank {root_rank} has {owner}; rank {rank} has {other_owner}." if owner != other_owner else ""
+            difference = _first_difference(root, other, (f"rank {root_rank}", f"rank {rank}"), key)
+            return f"the ranks hold different {kind}: {difference}{owners}"
     return ""
+
+
+def _first_difference(
+    one: Sequence[str], other: Sequence[str], who: tuple[str, str], key: Callable[[str], str] = str
+) -> str:
+    """Say how many things two ranks hold, and which are the first that differ in their keys."""
+    least = min(len(one), len(other))
+    at = next((i for i in range(least) if key(one[i]) != key(other[i])), least)
+    here, there = (held[at] if at < len(held) else "none" for held in (one, other))
+    return (
+        f"{len(one)} on {who[0]}, {len(other)} on {who[1]}. The first difference is number {at}: {here} on {who[0]}, "
+        f"{there} on {who[1]}."
+    )
 
 
 class ReplicaCheck:
@@ -120,13 +129,10 @@ def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) 
     names = [[name for name, _ in checksums] for checksums in by_rank]
     for rank, theirs in enumerate(names):
         if theirs != names[0]:
-            pairs = list(zip(names[0], theirs, strict=False))
-            at = next((i for i, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+            difference = _first_difference(names[0], theirs, (who(0), who(rank)))
             return (
-                f"the ranks train different tensors: {len(names[0])} on {who(0)}, {len(theirs)} on {who(rank)}. The "
-                f"first difference is number {at}: {names[0][at] if at < len(names[0]) else 'none'} on {who(0)}, "
-                f"{theirs[at] if at < len(theirs) else 'none'} on {who(rank)}. Build the model from the same "
-                "configuration on every rank."
+                f"the ranks train different tensors: {difference} Build the model from the same configuration on every "
+                "rank."
             )
     columns = [[checksums[at][1] for checksums in by_rank] for at in range(len(names[0]))]
     differing = [at for at, column in enumerate(columns) if len(set(column)) > 1]
@@ -148,6 +154,6 @@ def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) 
     )
 
 
-def _list(ranks: Sequence[int], who: Callable[[int], str], most: int = 8) -> str:
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return ", ".join(who(rank) for rank in ranks[:most]) + more
+def _list(ranks: Sequence[int], who: Callable[[int], str]) -> str:
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return ", ".join(map(who, ranks[:_MOST_NAMED])) + more

@@ -110,11 +110,11 @@ def init(
     global _again
     if _runtime is not None:
         if part is not None and part.ranks != _runtime.world.job_ranks:
+            job_ranks = _runtime.world.job_ranks
             raise ConfigError(
                 f"init() was called with the ranks {list(part.ranks)} of the job, but hvdkit is already initialized "
-                "with "
-                f"{'the ranks ' + str(list(_runtime.world.job_ranks)) if _runtime.world.job_ranks else 'all ranks'}. "
-                "Call hvd.shutdown() first, or use a process set."
+                f"with {f'the ranks {list(job_ranks)}' if job_ranks else 'all ranks'}. Call hvd.shutdown() first, or "
+                "use a process set."
             )
         return _runtime
     config = read_config(**settings)
@@ -293,13 +293,11 @@ def runtime(call: str) -> Runtime:
     return _runtime
 
 
-_settling: list[Callable[[float], None]] = []
 _EXIT_S = 30.0  # for the other ranks to take part in what a device has under way when this rank's script ends
 
-
-def on_settle(wait: Callable[[float], None]) -> None:
-    """Have `wait` called by every settle(), with its time limit in seconds."""
-    _settling.append(wait)
+_settling: list[Callable[[float], None]] = []
+#: Have a function called by every settle(), with its time limit in seconds.
+on_settle = _settling.append
 
 
 def settle(timeout_s: float = math.inf) -> None:
@@ -312,17 +310,11 @@ def settle(timeout_s: float = math.inf) -> None:
 
 
 _entering: list[Callable[[], None]] = []
+#: Have a function called at the end of every init(), for what has outlived a shutdown(); it makes no collective calls.
+on_init = _entering.append
 _leaving: list[Callable[[], None]] = []
-
-
-def on_init(enter: Callable[[], None]) -> None:
-    """Have `enter` called at the end of every init(), for what has outlived a shutdown(); makes no collective calls."""
-    _entering.append(enter)
-
-
-def on_shutdown(leave: Callable[[], None]) -> None:
-    """Have `leave` called at the beginning of every shutdown(); it may make collective calls."""
-    _leaving.append(leave)
+#: Have a function called at the beginning of every shutdown(); it may make collective calls.
+on_shutdown = _leaving.append
 
 
 def follow(objects: weakref.WeakSet[Any], *, enter: bool = True) -> None:

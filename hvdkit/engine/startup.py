@@ -50,7 +50,7 @@ def open_world(
     connection = connect(config, part)
     install_exception_hook(connection.world.label, connection.world.host, connection.abort)
     if config.elastic and connection.base is not None:
-        on_message(LOST, connection.report_loss)
+        on_message(LOST, connection.base.report_loss)
         listen_to_launcher(config.launcher_channel)
     try:
         world, transport = opener(config, connection)

@@ -25,7 +25,7 @@ from hvdkit.launch.plan.environment import find_launcher_variables, plan_rank_va
 from hvdkit.startup import begin
 from hvdkit.transport.division import keep_places
 from hvdkit.transport.gloo.backend import JOB_SECRET
-from hvdkit.transport.gloo.library import TcpStores
+from hvdkit.transport.gloo.library import host_store
 
 # Of horovodrun, whose variables count before torchrun's, and of hvdrun's agent.
 _REMOVED = re.compile(
@@ -91,7 +91,7 @@ class Store:
     """A store that this worker offers to the ranks; a TCPStore of torch's at a free port of all addresses."""
 
     def __init__(self) -> None:
-        self._store: Any = TcpStores().host()
+        self._store: Any = host_store()
         self.port: int = self._store.port
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hvdkit.errors import ProfileError
 from hvdkit.profiling.prediction import Cluster, reduce_s
 from hvdkit.profiling.steps import Steps
-from hvdkit.transport.between.cost import Link
+from hvdkit.transport.between.select import Link
 
 _LATENCY_S = 50e-6  # of TCP in a machine room
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?(?:,(\d+(?:\.\d+)?)\s*(us|ms))?", re.IGNORECASE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import NormalDist
 
-from hvdkit.transport.between.cost import ALGORITHMS, Link, cheapest
+from hvdkit.transport.between.select import ALGORITHMS, Link, cheapest
 
 
 def ring_s(link: Link, hosts: int, nbytes: float) -> float:

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import Options, begin
+from hvdkit.engine.named.submit import Options
+from hvdkit.engine.named.submit import do as do_operation
 from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, tensorflow_errors
 from hvdkit.transport.buffer import Array
@@ -58,6 +59,6 @@ def do(
     """Do a named operation, and wait for it. arrays: of these dtypes; overwritten by some kinds (see Operation)."""
     described = [(dtype, tuple(array.shape)) for array, dtype in zip(arrays, dtypes, strict=True)]
     buffers = [as_buffer(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-    operation = begin(group, kind, name, described, buffers, options, splits)
+    operation = do_operation(group, kind, name, described, buffers, options, splits, wait=False)
     group.engine.wait(operation)
     return operation

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdkit.engine import runtime
-from hvdkit.engine.named.devices import on_device
-from hvdkit.engine.named.execution import factors, split_rows
+from hvdkit.engine.named.execution import factors, on_device, split_rows
 from hvdkit.engine.named.operation import Announcement, Operation, Ready
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import DTYPES, TensorBuffer, as_buffer, as_tensor, contiguous

@@ -16,7 +16,7 @@ from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, global_process_set
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import begin, collective_step, reduce_options
+from hvdkit.engine.named.submit import collective_step, do, reduce_options
 from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.engine.reduce_op import Sum
 from hvdkit.errors import (
@@ -207,7 +207,8 @@ class Tracker:
         transport = group.transport
         packed = np.concatenate([pack_rows(rows), pack_window(window, transport.rank, transport.size)])
         options = reduce_options(["float64"], Sum, 1.0, 1.0, "log()") + describe_rows(rows)
-        work = begin(group, "allreduce", self._name, [("float64", packed.shape)], [Buffer(packed, "float64")], options)
+        described, buffers = [("float64", packed.shape)], [Buffer(packed, "float64")]
+        work = do(group, "allreduce", self._name, described, buffers, options, wait=False)
         self._averaging = _Averaging(rows, window, packed, work)
 
     def _end_window(self, rows: list[Row]) -> Window | None:

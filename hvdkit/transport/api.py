@@ -7,19 +7,18 @@ Buffer, and what is done with them (adding, casting) is an Arithmetic: numpy's, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.buckets import ALLREDUCE, Buckets, BucketSpec, Phases
+from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.request import DoneRequest, Request
 
 if TYPE_CHECKING:
     from hvdkit.transport.between.select import BetweenHosts
-    from hvdkit.transport.coding.api import Coder
     from hvdkit.transport.mailbox import Mailbox
 
 
@@ -180,7 +179,7 @@ class Transport(ABC):
         TransportError. tag: from 0 to 32767. Raises ValueError for a peer that is no other rank of the group.
         """
         check_message(peer, tag, self.rank, self.size)
-        raise self._without_messages()
+        return self.begin_message(buffer, peer, tag, sends=True)
 
     def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
         """Begin to receive the next message from a rank with this tag into `buffer` (n,); not collective. See isend().
@@ -188,7 +187,15 @@ class Transport(ABC):
         Several with one peer and tag are filled in the order of these calls.
         """
         check_message(peer, tag, self.rank, self.size)
+        return self.begin_message(buffer, peer, tag, sends=False)
+
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        """What isend() and ireceive() do once they have checked their arguments."""
         raise self._without_messages()
+
+    def _watched(self, request: Request) -> Request:
+        request.check = self.check
+        return request
 
     def _without_messages(self) -> TransportError:
         return TransportError(f"The {self.name} transport has no messages from rank to rank.")
@@ -201,12 +208,8 @@ class Transport(ABC):
         first collective. Raises ValueError for ranks that are not there or come twice.
         """
 
-    def subgroup(self, ranks: Sequence[int]) -> Transport | None:
-        """See split(): a transport of these ranks, numbered in the order given."""
-        return self.split([ranks])
-
     def create_group(self, ranks: Sequence[int]) -> Transport:
-        """Like subgroup(), but these ranks alone call it, in the same order where they make several.
+        """A transport of these ranks, who alone call it, in the same order where they make several.
 
         No other thread splits this transport or makes groups meanwhile.
         """
@@ -241,42 +244,6 @@ class Transport(ABC):
 
         idle: False if ranks are lost, so that nothing can be said to the others any more; then not collective.
         """
-
-
-#: Called with the number of elements, from the first on, that are concerned so far.
-Reached = Callable[[int], None]
-
-
-def nothing(_: int) -> None:
-    """The Reached that does nothing."""
-
-
-class Crossing(Protocol):
-    """Reduces between hosts, beside a transport's own collectives."""
-
-    def __call__(
-        self,
-        numbers: Buffer,
-        spec: BucketSpec,
-        *,
-        phases: Phases = ALLREDUCE,
-        coder: Coder | None = None,
-        before: Reached = nothing,
-        after: Reached = nothing,
-    ) -> Iterator[bool]:
-        """Reduce `numbers` (n,) in place, prescaled already, and postscale them; steps as in SteppedBuckets.
-
-        phases: a reduce-scatter makes the sum of shard(n), an all-gather fills in the other ranks' shards.
-        coder: of spec.wire, for these numbers, where they are coded. before: called with growing counts, the last of
-        them n: the first so many elements are needed now; not by an all-gather. after: the same, once the first so many
-        have their results; not by a reduce-scatter.
-        """
-
-    def shard(self, count: int) -> tuple[int, int]:
-        """The elements, as (start, stop), that a reduce-scatter of `count` leaves to this rank."""
-
-    def close(self, *, idle: bool = True) -> None:
-        """Give it back; collective. idle: False if a reduction was cut short."""
 
 
 def check_counts(call: str, counts: Sequence[int], size: int, *, total: int | None) -> None:

@@ -98,8 +98,5 @@ class Backend(Protocol):
     def takes_calls_from_threads(self) -> bool:
         """May the script call the library too while hvdkit works?"""
 
-    def report_loss(self, process: str) -> None:
-        """Tell the library that a process is gone, by the name that the launcher has for it."""
-
     def open_membership(self) -> Membership | None:
         """For a world whose ranks change; None if this backend's stay. Raises TransportError if the library cannot."""

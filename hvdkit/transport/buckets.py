@@ -1,12 +1,8 @@
-"""Buckets of a plan: what they are, and the base class of those whose reduction is a sequence of steps.
-
-Whoever has time drives the steps: a thread or the training loop itself.
-"""
+"""Buckets of a plan: what they are, and the base class of those whose reduction is a sequence of steps."""
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -18,6 +14,7 @@ from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op
 from hvdkit.transport.coding.api import Coding, Matrix
 from hvdkit.transport.polling import Backoff, calls
+from hvdkit.transport.request import Steps
 
 #: Stays in a core's own cache between the sum and the copies of it.
 CHUNK_BYTES = 512 * 1024
@@ -178,76 +175,55 @@ def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
     return [max(sizes[turn::pieces]) for turn in range(pieces)]
 
 
-class SteppedBuckets(ABC):
-    """The common part of all Buckets: which reductions are under way, and stepping them.
+class PhasedBuckets(Buckets):
+    """The three operations on a bucket as one, which is told its phases."""
 
-    A transport writes `steps(index, in_place, phases)`, which returns a generator that does one operation and yields
-    wherever it would have to wait: False while later buckets must not overtake it (collectives are posted in the same
-    order on all ranks), True once they may. Any thread may call; a lock keeps steps apart.
+    @abstractmethod
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        """Begin `phases` on memory[index] in place, but for the in-place segments."""
+
+    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self.begin(index, in_place, ALLREDUCE)
+
+    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self.begin(index, in_place, REDUCE_SCATTER)
+
+    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        self.begin(index, in_place, ALL_GATHER)
+
+
+def under_way(index: int) -> RuntimeError:
+    """The error of a bucket that is begun again before it is done."""
+    return RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
+
+
+class SteppedBuckets(Steps[int], PhasedBuckets):
+    """Buckets whose operations go on in steps.
 
     check: called now and then while waiting; raises RankLostError if a peer has ended.
     """
 
-    depth: int
-    sent_bytes: int = 0
-    memory: Sequence[Buffer]
-    owned: Sequence[tuple[int, int]]
-    shard: Sequence[tuple[int, int]]
+    sent_bytes = 0
 
     def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
         self._check = check
-        self._running: dict[int, Iterator[bool]] = {}  # in start order
-        self._lock = threading.RLock()
-        self._failure: BaseException | None = None
 
     @abstractmethod
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """Do `phases` with memory[index] in place, but for the in-place segments."""
+        """What begin() begins, in steps; see Steps."""
 
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self._start_phases(index, in_place, ALLREDUCE)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self._start_phases(index, in_place, REDUCE_SCATTER)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self._start_phases(index, in_place, ALL_GATHER)
-
-    def _start_phases(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
         if index in self._running:
-            raise RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
+            raise under_way(index)
         calls().begun += 1
         steps = self.steps(index, in_place, phases)
         with self._lock:
             self._running[index] = steps
             self.advance()
 
-    def advance(self) -> bool:
-        moved = False
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            for index, steps in list(self._running.items()):
-                try:
-                    overtaking = next(steps)
-                except StopIteration:
-                    del self._running[index]
-                    moved = True
-                    continue
-                except BaseException as error:
-                    calls().uncertain = True
-                    self._failure = error  # met by the progress thread, say: every later call tells of it
-                    raise
-                if not overtaking:
-                    break
-        return moved
-
     def finished(self, index: int) -> bool:
         return index not in self._running
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         def check() -> None:

@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 Op = Literal["sum", "min", "max", "product"]
 
-
 #: A dtype between hosts; "none" for the numbers' own.
 Narrow = Literal["none", "float16", "bfloat16"]
 
-
 Array = NDArray[Any]
-
 
 #: 8-bit floating point, as torch and ml_dtypes name the variants. Moved, not reduced.
 FLOAT8 = (
@@ -29,7 +26,6 @@ FLOAT8 = (
     "float8_e4m3",
     "float8_e4m3b11fnuz",
 )
-
 
 #: dtype name -> numpy dtype of the memory. numpy has neither bfloat16 nor float8: they travel as their bits.
 STORAGE: dict[str, np.dtype[Any]] = {
@@ -51,17 +47,13 @@ STORAGE: dict[str, np.dtype[Any]] = {
     **dict.fromkeys(FLOAT8, np.dtype("u1")),
 }
 
-
 #: Summed in float32 and rounded once.
 HALF = frozenset({"float16", "bfloat16"})
-
 
 #: Real floating-point dtypes that are reduced.
 FLOATS = HALF | {"float32", "float64"}
 
-
 COMPLEX = frozenset({"complex64", "complex128"})
-
 
 #: dtypes that are multiplied with factors as they are; integers are cut off (engine/named/execution.py).
 SCALED = FLOATS | COMPLEX

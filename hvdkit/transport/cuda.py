@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_ubyte, c_uint, c_void_p
 
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.transport.device import Device, Event
@@ -24,7 +24,6 @@ _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
-_ADDRESS = c_uint64
 _Uuid = c_ubyte * 16
 #: Function -> its parameters' types. All return a CUresult.
 _FUNCTIONS: dict[str, tuple[object, ...]] = {
@@ -34,7 +33,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuCtxGetStreamPriorityRange": (POINTER(c_int), POINTER(c_int)),
@@ -49,11 +47,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "cuEventSynchronize": (c_void_p,),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
-    "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
-    "cuMemFree_v2": (_ADDRESS,),
-    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, c_size_t, c_void_p),
-    "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, c_void_p),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }
 
@@ -118,8 +111,6 @@ def load_driver(path: str = "libcuda.so.1") -> Driver:
 class CudaDevice(Device):
     """See Device: GPU `index` of those that this process sees. uuid: of the GPU, or of the part of it (MIG), as hex."""
 
-    kind = "cuda"
-
     def __init__(self, driver: Driver, index: int) -> None:
         """Raises TransportError if there are not as many GPUs, CudaError if the driver fails."""
         self.driver, self.index = driver, index
@@ -141,53 +132,33 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """See Device.current."""
         self.driver.call("cuCtxPushCurrent_v2", self._context, where=self.where)
         try:
             yield
         finally:
             self.driver.call("cuCtxPopCurrent_v2", c_void_p(), where=self.where)
 
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function of the driver with this device as the current one: stream 0 is its. Raises CudaError."""
+        with self.current():
+            self.driver.call(function, *arguments, where=self.where)
+
     def make_stream(self, *, high_priority: bool = False) -> int:
         """See Device.make_stream. It does not wait for the legacy default stream, nor that for it."""
         stream, least, greatest = c_void_p(), c_int(), c_int()
-        with self.current():
-            self.driver.call("cuCtxGetStreamPriorityRange", least, greatest, where=self.where)
-            priority = greatest.value if high_priority else 0
-            self.driver.call("cuStreamCreateWithPriority", stream, _NON_BLOCKING, priority, where=self.where)
+        self.call("cuCtxGetStreamPriorityRange", least, greatest)
+        self.call("cuStreamCreateWithPriority", stream, _NON_BLOCKING, greatest.value if high_priority else 0)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        """See Device.destroy_stream."""
-        with self.current():
-            self.driver.call("cuStreamDestroy_v2", stream, where=self.where)
+        self.call("cuStreamDestroy_v2", stream)
 
     def make_event(self, *, timing: bool = False) -> CudaEvent:
-        """See Device.make_event."""
         return CudaEvent(self, timing=timing)
 
     def wait(self, stream: int, event: Event) -> None:
-        """See Device.wait."""
         assert isinstance(event, CudaEvent)
-        with self.current():  # whose default stream 0 is
-            self.driver.call("cuStreamWaitEvent", stream, event.handle, 0, where=self.where)
-
-    def allocate(self, nbytes: int) -> int:
-        """New memory, at this address. Raises CudaError."""
-        address = c_uint64()
-        with self.current():
-            self.driver.call("cuMemAlloc_v2", address, nbytes, where=self.where)
-        return address.value
-
-    def free(self, address: int) -> None:
-        """Free memory of allocate(); waits for what is done with it."""
-        with self.current():
-            self.driver.call("cuMemFree_v2", address, where=self.where)
-
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Enqueue a copy of device memory."""
-        with self.current():
-            self.driver.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream, where=self.where)
+        self.call("cuStreamWaitEvent", stream, event.handle, 0)
 
 
 class CudaEvent(Event):
@@ -195,37 +166,29 @@ class CudaEvent(Event):
 
     def __init__(self, device: CudaDevice, *, timing: bool) -> None:
         self._device, self.handle, self._process = device, c_void_p(), os.getpid()
-        with device.current():
-            device.driver.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING, where=device.where)
+        device.call("cuEventCreate", self.handle, 0 if timing else _DISABLE_TIMING)
 
     def record(self, stream: int) -> None:
-        """See Event.record."""
-        with self._device.current():
-            self._device.driver.call("cuEventRecord", self.handle, stream, where=self._device.where)
+        self._device.call("cuEventRecord", self.handle, stream)
 
     def done(self) -> bool:
-        """See Event.done."""
         return self._device.driver.ready(self.handle, self._device.where)
 
     def synchronize(self) -> None:
-        """See Event.synchronize."""
-        with self._device.current():
-            self._device.driver.call("cuEventSynchronize", self.handle, where=self._device.where)
+        self._device.call("cuEventSynchronize", self.handle)
 
     def elapsed_ms(self, earlier: Event) -> float:
-        """See Event.elapsed_ms."""
         assert isinstance(earlier, CudaEvent)
-        milliseconds, device = c_float(), self._device
-        with device.current():
-            device.driver.call("cuEventElapsedTime", milliseconds, earlier.handle, self.handle, where=device.where)
+        milliseconds = c_float()
+        self._device.call("cuEventElapsedTime", milliseconds, earlier.handle, self.handle)
         return milliseconds.value
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if finalizing():  # modules are empty by then, and the process's end frees the event
             return
         if self.handle.value and self._process == os.getpid():  # a fork has no part in the parent's GPU
-            with contextlib.suppress(CudaError), self._device.current():  # the GPU may have failed before
-                self._device.driver.call("cuEventDestroy_v2", self.handle, where=self._device.where)
+            with contextlib.suppress(CudaError):  # the GPU may have failed before
+                self._device.call("cuEventDestroy_v2", self.handle)
 
 
 @functools.cache

@@ -1,13 +1,9 @@
-"""Streams and events of a device; on the host they are there too and do nothing, so that no caller has to ask which."""
+"""The interface of a device: its streams, and events in their work."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
-
-#: The stream of a host device, where all is done when a call returns.
-HOST_STREAM = 0
+from contextlib import AbstractContextManager
 
 
 class Event(ABC):
@@ -33,10 +29,9 @@ class Event(ABC):
 class Device(ABC):
     """Where buffers are, and what orders the work on them.
 
-    kind: "cpu" or "cuda". index: of a GPU among those that this process sees; 0 for the host. where: for messages.
+    index: of a GPU among those that this process sees. where: for messages.
     """
 
-    kind: str
     index: int
     where: str
 
@@ -59,52 +54,3 @@ class Device(ABC):
     @abstractmethod
     def current(self) -> AbstractContextManager[None]:
         """Within, the device is the calling thread's current one."""
-
-
-class HostEvent(Event):
-    """See Event: what was asked for before it is done."""
-
-    def __init__(self) -> None:
-        self._recorded_s = 0.0
-
-    def record(self, stream: int) -> None:
-        """See Event.record."""
-        self._recorded_s = time.perf_counter()
-
-    def done(self) -> bool:
-        """See Event.done."""
-        return True
-
-    def synchronize(self) -> None:
-        """See Event.synchronize."""
-
-    def elapsed_ms(self, earlier: Event) -> float:
-        """See Event.elapsed_ms."""
-        assert isinstance(earlier, HostEvent)
-        return 1000.0 * (self._recorded_s - earlier._recorded_s)
-
-
-class HostDevice(Device):
-    """See Device: the host's memory."""
-
-    kind = "cpu"
-    index = 0
-    where = "host memory"
-
-    def make_stream(self, *, high_priority: bool = False) -> int:
-        """See Device.make_stream."""
-        return HOST_STREAM
-
-    def destroy_stream(self, stream: int) -> None:
-        """See Device.destroy_stream."""
-
-    def make_event(self, *, timing: bool = False) -> HostEvent:
-        """See Device.make_event."""
-        return HostEvent()
-
-    def wait(self, stream: int, event: Event) -> None:
-        """See Device.wait."""
-
-    def current(self) -> AbstractContextManager[None]:
-        """See Device.current."""
-        return nullcontext()

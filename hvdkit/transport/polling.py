@@ -11,12 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 _YIELDS = 3000  # about 1 ms, by when a peer that runs on another core has arrived
 _SLEEP_S = 50e-6
 _CHECK_S = 0.1  # how often the peers are looked after
 
 
+@dataclass
 class Calls:
     """What a thread has asked of other ranks.
 
@@ -24,9 +26,8 @@ class Calls:
     equal numbers of collectives do not say that two ranks have done the same.
     """
 
-    def __init__(self) -> None:
-        self.begun = 0
-        self.uncertain = False
+    begun: int = 0
+    uncertain: bool = False
 
 
 class _Thread(threading.local):

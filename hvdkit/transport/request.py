@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff, calls, drive, drive_all
+
+Key = TypeVar("Key")
 
 
 class Request(ABC):
@@ -96,27 +99,59 @@ class MessageRequest(Request):
         return self._done
 
 
-class StepQueue:
-    """Operations of several collectives each, begun by all ranks in one order.
+class Steps(Generic[Key]):
+    """Operations in steps, in the order of their beginning; whoever has time drives them all, from any thread.
 
-    All ranks must post collectives in one order, so an operation may post while those before it have posted all of
-    theirs. Whoever asks after one of them drives them all, and so does each wait of the thread that has begun one: the
-    other ranks may wait for it first. As of a transport's collectives, one thread at a time.
+    A step ends where the operation would have to wait. It yields False while later operations must not overtake it, as
+    all ranks post collectives in one order, and True once they may.
     """
 
     def __init__(self) -> None:
-        #: In the order of their beginning.
-        self.running: list[StepRequest] = []
-        self._failure: BaseException | None = None
+        self._running: dict[Key, Iterator[bool]] = {}
         self._lock = threading.RLock()
+        self._failure: BaseException | None = None
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; True if an operation ended. Raises what one has failed with."""
+        moved = False
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            for key, steps in list(self._running.items()):
+                try:
+                    overtaking = next(steps)
+                except StopIteration:
+                    del self._running[key]
+                    moved = True
+                    continue
+                except BaseException as error:
+                    calls().uncertain = True
+                    self._failure = error  # met by another thread, say: every later call tells of it
+                    raise
+                if not overtaking:
+                    break
+        return moved
+
+    @property
+    def busy(self) -> bool:
+        """Is any operation begun and not yet done?"""
+        return bool(self._running)
+
+
+class StepQueue(Steps["StepRequest"]):
+    """Operations of several collectives each, begun by all ranks in one order.
+
+    Each wait of the thread that has begun one drives all: the other ranks may wait for it first. As of a transport's
+    collectives, one thread at a time.
+    """
 
     def begin(self, steps: Iterator[bool], out: Buffer, check: Callable[[], None]) -> Request:
-        """Begin an operation. steps: yields where it would have to wait: True once it has posted all collectives."""
-        request = StepRequest(self, steps, out, check)
+        """Begin an operation. check: see Request."""
+        request = StepRequest(self, out, check)
         with self._lock:
-            self.running.append(request)
+            self._running[request] = steps
             self.advance()
-        if self.running:
+        if self._running:
             drive(self._step)
         return request
 
@@ -126,44 +161,38 @@ class StepQueue:
             self.advance()
         except Exception:  # advance() keeps it, and each operation of the queue raises it where it is waited for
             return True
-        return not self.running
+        return not self._running
+
+    def is_over(self, request: StepRequest) -> bool:
+        """Is the operation done? Drives all."""
+        if request in self._running:
+            self.advance()
+        return request not in self._running
 
     def close(self) -> None:
         """Give up what is under way: whoever asks after it gets a TransportError."""
-        if self.running and self._failure is None:
-            leave_behind(self.running)
+        if self._running and self._failure is None:
+            leave_behind(self._running)
             self._failure = closed_meanwhile()
-
-    def advance(self) -> None:
-        """Do what can be done without waiting. Raises what one of them has failed with, now and later."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            for request in list(self.running):
-                try:
-                    posted = next(request.steps)
-                except StopIteration:
-                    self.running.remove(request)
-                    continue
-                except BaseException as error:
-                    calls().uncertain = True
-                    self._failure = error
-                    raise
-                if not posted:
-                    break
 
 
 class StepRequest(Request):
-    """An operation of a StepQueue. steps: see StepQueue.begin."""
+    """An operation of a StepQueue."""
 
-    def __init__(self, queue: StepQueue, steps: Iterator[bool], out: Buffer, check: Callable[[], None]) -> None:
-        self.steps, self.out, self.check = steps, out, check
-        self._queue = queue
+    def __init__(self, queue: StepQueue, out: Buffer, check: Callable[[], None]) -> None:
+        self._queue, self.out, self.check = queue, out, check
 
     def done(self) -> bool:
-        if self in self._queue.running:
-            self._queue.advance()
-        return self not in self._queue.running
+        return self._queue.is_over(self)
+
+
+def check_size(peer: int, nbytes: int, out: Buffer) -> None:
+    """Raise TransportError unless a message of so many bytes fills `out`. peer: that has sent it."""
+    if nbytes != out.nbytes:
+        raise TransportError(
+            f"Rank {peer} sent a message of {nbytes} bytes, but {out.nbytes} bytes were expected. Send and receive the "
+            "same number of elements of the same dtype."
+        )
 
 
 def closed_meanwhile() -> TransportError:

@@ -41,16 +41,12 @@ class Connection:
     """Ranks that reach each other over a backend, before it is known which of them share a host.
 
     world: with rank, size and job_ranks as the backend has them. base: None for one process by itself. abort: ends all
-    ranks of the job; None where ending this process is enough. report_loss(): see Backend.
+    ranks of the job; None where ending this process is enough.
     """
 
     world: World
     base: BaseTransport | None = None
     abort: Abort | None = None
-
-    def report_loss(self, process: str) -> None:
-        if self.base is not None:
-            _backends[self.base.backend].report_loss(process)
 
 
 def connect(config: Config, part: Part | None = None) -> Connection:
@@ -128,21 +124,15 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
     return world, HierarchicalTransport(base, nodes=nodes, host=world.host, **options)
 
 
-_backends: dict[str, Backend] = {}
-
-
 def find_backend(name: str) -> Backend:
     """The backend of this name, "mpi" or "gloo"; its library is loaded when it is asked for something."""
-    if name not in _backends:
-        if name == "mpi":
-            from hvdkit.transport.mpi import backend as mpi
+    if name == "mpi":
+        from hvdkit.transport.mpi import backend as mpi
 
-            _backends[name] = mpi
-        else:
-            from hvdkit.transport.gloo import backend as gloo
+        return mpi
+    from hvdkit.transport.gloo import backend as gloo
 
-            _backends[name] = gloo
-    return _backends[name]
+    return gloo
 
 
 def find_membership(backend: str) -> Membership | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic, check_reduction
-from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, cover
+from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, PhasedBuckets, Phases, cover
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups, check_groups
 from hvdkit.transport.mailbox import LocalMailbox
@@ -81,7 +81,7 @@ class SingleTransport(Transport):
         return out
 
 
-class SingleBuckets:
+class SingleBuckets(PhasedBuckets):
     """Buckets that are only scaled. Nothing crosses between hosts, so the wire's dtype plays no part."""
 
     busy = False
@@ -91,21 +91,16 @@ class SingleBuckets:
         self._transport = transport
         self._specs = list(specs)
         self.depth = len(specs)
-        self.memory: Sequence[Buffer] = [make_buffer(spec.count, spec.dtype) for spec in specs]
-        self.owned: Sequence[tuple[int, int]] = [(0, spec.count) for spec in specs]
-        self.shard: Sequence[tuple[int, int]] = self.owned
+        self.memory = [make_buffer(spec.count, spec.dtype) for spec in specs]
+        self.owned = self.shard = [(0, spec.count) for spec in specs]
 
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        if not phases.reduce_scatter:
+            return
         scale = self._specs[index].prescale * self._specs[index].postscale
         for one in cover(self.memory[index], self.owned[index], in_place):
             if scale != 1.0 or one.target is not one.source:
                 self._transport.arithmetic.combine(one.target, [one.source], scale=scale)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.start(index, in_place)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.all_gather."""
 
     def advance(self) -> bool:
         return False

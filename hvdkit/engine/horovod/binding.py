@@ -70,7 +70,7 @@ def check_device(device: str, *, built: bool) -> None:
 class Binding(ABC):
     """Horovod's core by way of one framework; module, mpi_ops, elastic: the modules of Horovod's for it.
 
-    framework: its name. reduced: the dtypes that allreduce takes. most_names: see Naming. basics: Horovod's object of
+    framework: its name. reduced: the dtypes that allreduce takes. most_names: see Engine. basics: Horovod's object of
     that name: ranks, what was built, timeline. changes: its notification manager, which hears of changes of the world.
     prefix: of the names of all operations.
     """

@@ -6,24 +6,24 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from hvdkit.engine.api import SHUT_DOWN, Engine
 from hvdkit.engine.horovod.operations import Running, collect, start_operation
 from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.joining import Joining
 from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
-from hvdkit.engine.naming import SHUT_DOWN, Naming
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.small_collectives import gather_bytes
 
 
-class HorovodEngine(Naming):
+class HorovodEngine(Engine):
     """The Engine of a process set of Horovod's; opened and closed by all of its ranks together.
 
-    transport: of that set. hosts, ranks, job_ranks: see Naming. Horovod itself reports what stalls.
+    transport: of that set. hosts, ranks, job_ranks: see Engine. Horovod itself reports what stalls.
     """
 
-    stall_report = thread = None
+    transport: HorovodTransport
     stopped = False  # Horovod ends operations by itself
 
     def __init__(
@@ -44,28 +44,18 @@ class HorovodEngine(Naming):
         self._closed = False
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Any]) -> Operation:
-        """Begin an operation; it is done some time after every rank has begun it.
-
-        buffers: left alone by the caller until then.
-        Raises DuplicateNameError if an operation of this name is still under way here, TypeError for what Horovod's
-        core cannot reduce, HorovodInternalError if it has failed.
-        """
         operation = Running(name, asked, buffers)
         with self._lock:
             self._check_open()
             if name in self._running:
                 self._take(self._running[name])  # done, and nobody has asked
             if name in self._running:
-                raise self.duplicate(name, self.transport.rank)
+                raise self.duplicate(name)
             start_operation(self.transport, operation)
             self._running[name] = operation
         return operation
 
     def do(self, name: str, asked: Announcement, buffers: Sequence[Any], *, action: Action | None = None) -> Operation:
-        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises.
-
-        action: done where every rank has come to it; all ranks must have announced the same.
-        """
         if asked.kind in _COLLECTIVES:
             operation = self.submit(name, asked, buffers)
             self.wait(operation)
@@ -89,7 +79,6 @@ class HorovodEngine(Naming):
             raise HorovodInternalError(f"The ranks called different operations as {name}: {differences}.")
 
     def wait(self, operation: Operation) -> None:
-        """Return when the operation is done; raises what it failed with."""
         backoff = Backoff()
         while not (operation.done or self._take(operation)):
             backoff.pause()
@@ -97,7 +86,6 @@ class HorovodEngine(Naming):
             raise operation.error
 
     def drive(self) -> bool:
-        """Look at what has become ready; True if anything has."""
         return sum(map(self._take, list(self._running.values()))) > 0
 
     def _take(self, operation: Any) -> bool:
@@ -117,7 +105,7 @@ class HorovodEngine(Naming):
 
         Horovod's own: of the set of all ranks, for allreduces and barriers. In other sets it is nothing.
         """
-        operation = Running(JOIN, JOINING)
+        operation = Running(JOIN, JOINING, ())
         if self.transport.process_set.process_set_id:
             operation.done = True
         else:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hvdkit.engine.horovod.binding import REDUCTIONS, Call, Request
 from hvdkit.engine.horovod.transport import HorovodTransport
-from hvdkit.engine.named.operation import JOIN, Announcement, Operation
+from hvdkit.engine.named.operation import JOIN, Operation
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
 from hvdkit.engine.request import ReduceOptions, check_gradient, check_wire
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import SCALED, Buffer
+from hvdkit.transport.buffer import SCALED
 
 
+@dataclass(slots=True, eq=False)
 class Running(Operation):
     """An operation under way in Horovod. requests: its parts. factor: on the integers that they give."""
 
-    def __init__(self, name: str, asked: Announcement, buffers: Sequence[Buffer] = ()) -> None:
-        super().__init__(name, asked, buffers)
-        self.requests: list[Request] = []
-        self.factor = 1.0
+    requests: list[Request] = field(default_factory=list)
+    factor: float = 1.0
 
 
 def start_operation(transport: HorovodTransport, operation: Running) -> None:

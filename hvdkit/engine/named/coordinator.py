@@ -182,13 +182,9 @@ class Coordinator:
         """Not all can join any more, if one has left that has not."""
         gone = [why for rank, why in self._left.items() if rank not in self._joined]
         if self._joined and gone:
-            self.answers.append(
-                Failed(
-                    JOIN,
-                    f"{gone[0]}, but join() waits for it on {self._list(sorted(self._joined))}. Call join() on every "
-                    "rank.",
-                )
-            )
+            waiting = self._list(sorted(self._joined))
+            why = f"{gone[0]}, but join() waits for it on {waiting}. Call join() on every rank."
+            self.answers.append(Failed(JOIN, why))
 
     def give_up(self, name: str, why: str) -> None:
         """Let an operation fail that has waited too long."""

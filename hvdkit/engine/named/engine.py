@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from hvdkit.config import Config
+from hvdkit.engine.api import SHUT_DOWN, UNNAMED, Engine
 from hvdkit.engine.named.execution import Executor, Work, join_contribution
 from hvdkit.engine.named.joining import WITH_ACTION, Joining
 from hvdkit.engine.named.negotiator import Negotiator
@@ -39,7 +40,6 @@ from hvdkit.engine.named.operation import (
 )
 from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.tree import FANOUT
-from hvdkit.engine.naming import SHUT_DOWN, UNNAMED, Naming
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.observe.stragglers import Stragglers
 from hvdkit.engine.observe.timeline import Timeline
@@ -55,11 +55,10 @@ _PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
 _MOST_PAUSES = 10
 
 
-class NamedEngine(Naming):
+class NamedEngine(Engine):
     """The Engine of the ranks of a transport; opened and closed by all of them together.
 
-    transport: this engine's alone. hosts: of each rank, and ranks: its number in the world, for messages. timeline: of
-    this process. job_ranks: see World.
+    transport: this engine's alone. hosts, ranks, job_ranks: see Engine. timeline: of this process.
     """
 
     takes_tensors = False
@@ -78,7 +77,8 @@ class NamedEngine(Naming):
         super().__init__(hosts, ranks, job_ranks)
         self.transport, self.timeline = transport, timeline
         #: After so many seconds a wait that is no operation, and the execution of one, is told to the others.
-        self.notice_s = min([1.0, *(each / 4 for each in (config.stall_check_s, config.stall_shutdown_s) if each > 0)])
+        limits_s = (config.stall_check_s, config.stall_shutdown_s)
+        self.notice_s = notice_s = min([1.0, *(limit_s / 4 for limit_s in limits_s if limit_s > 0)])
         self._negotiator = Negotiator(
             transport.open_mailbox(),
             transport.rank,
@@ -89,7 +89,7 @@ class NamedEngine(Naming):
             fanout=FANOUT,
             hear_of_steps=lambda *message: self._steps.hear(*message),
         )
-        self.stall_report, self.report_window = self, self._negotiator.add_window
+        self.report_window = self._negotiator.windows.append
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
         self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
@@ -109,7 +109,7 @@ class NamedEngine(Naming):
             closed=lambda: self._negotiator.closed,
             failed=self._fail,
             who=self.who,
-            notice_s=self.notice_s,
+            notice_s=notice_s,
         )
         self._awake = threading.Event()
         self._closing, self._next_look_s, self._process = False, 0.0, os.getpid()
@@ -119,12 +119,6 @@ class NamedEngine(Naming):
             self.thread.start()
 
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
-        """Begin an operation; it is done some time after every rank has begun it.
-
-        buffers: left alone by the caller until then.
-        Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
-        engine has failed.
-        """
         operation = self._announce(Operation(name, asked, buffers))
         if not self._awake.is_set():
             self._awake.set()
@@ -133,10 +127,6 @@ class NamedEngine(Naming):
     def do(
         self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, action: Action | None = None
     ) -> Operation:
-        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises.
-
-        action: see Operation.
-        """
         operation = self._announce(Operation(name, asked, buffers, action))
         self.wait(operation)
         return operation
@@ -153,7 +143,7 @@ class NamedEngine(Naming):
                 if UNNAMED in operation.name:
                     self._queued.setdefault(operation.name, deque()).append(operation)
                     return operation
-                raise self.duplicate(operation.name, self.transport.rank)
+                raise self.duplicate(operation.name)
         self._negotiate(operation)
         return operation
 
@@ -175,7 +165,6 @@ class NamedEngine(Naming):
             self._operations.pop(name, None)
 
     def join(self) -> Operation:
-        """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
         operation = Operation(JOIN, JOINING, ())
         with self._registering:
             if self._failure is not None:
@@ -188,7 +177,6 @@ class NamedEngine(Naming):
         return operation
 
     def withdraw(self, name: str) -> None:
-        """Take back an operation without buffers, if it is still under way."""
         with self._registering:
             known = self._operations.pop(name, None)
         if known is not None:
@@ -196,7 +184,6 @@ class NamedEngine(Naming):
         self.timeline.end(name)
 
     def wait(self, operation: Operation) -> None:
-        """Return when the operation is done; raises what it failed with."""
         if not operation.done:
             backoff = Backoff(self.transport.check)
             while not operation.done:
@@ -206,7 +193,6 @@ class NamedEngine(Naming):
             raise operation.error
 
     def drive(self) -> bool:
-        """Send, receive and do what can be done now; True if anything moved."""
         moved = self._talk()
         heard = self._negotiator.heard
         if not heard and self._join is None:
@@ -379,7 +365,6 @@ class NamedEngine(Naming):
         return self._steps.stopped
 
     def leave(self, why: str) -> None:
-        """Tell the others that this rank takes no further part; not collective. why: follows its name."""
         self._closing = True
         if self.thread is not None and os.getpid() == self._process:
             with self._talking:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hvdkit.engine.adasum import adasum
-from hvdkit.engine.named.devices import Devices, open_devices
 from hvdkit.engine.named.integers import finish_average, multiply, widen
 from hvdkit.engine.named.operation import Announcement, Operation, Ready, label_of
 from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import HALF, SCALED, STORAGE, Array, Buffer, make_buffer
 
@@ -84,6 +84,46 @@ def plan_fusion(asked: tuple[Announcement, ...], limit_bytes: int) -> tuple[Grou
             group.append((index, at))
             filling[dtype, each.options] = (group, size + each.sizes[at])
     return tuple(map(tuple, groups))
+
+
+class Devices(Protocol):
+    """Does the operations of one engine whose tensors are on GPUs, in the one order of operations.
+
+    The engine knows no GPU and no framework: an adapter announces such an operation with the option "device", so that
+    ranks which have it in the memory of the host get an error, and registers who does it.
+    """
+
+    def open(self, operations: Sequence[Operation]) -> bool:
+        """Can the ranks do them there? If not they go through the host's memory. Collective at the first call.
+
+        operations: this rank's parts; without buffers on a rank that has joined.
+        """
+
+    def run(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
+        """Enqueue them, all allreduces or a single one, and return; Operation.outcome then says when they are done."""
+
+    def to_host(self, ready: Ready, operation: Operation) -> Operation:
+        """This rank's part with buffers in the host's memory, copies of those on the GPU."""
+
+
+#: Makes the Devices of an engine, given its transport.
+OpenDevices = Callable[[Transport], Devices]
+_openers: list[OpenDevices] = []
+
+
+def on_device(open_devices: OpenDevices) -> None:
+    """Have operations on GPUs done by what `open_devices` makes; the adapter that was loaded last counts."""
+    _openers.append(open_devices)
+
+
+def open_devices(transport: Transport) -> Devices:
+    """The Devices of an engine. Raises HorovodInternalError where no adapter of GPU tensors is loaded."""
+    if not _openers:
+        raise HorovodInternalError(
+            "Other ranks have called an operation with tensors of a GPU, and this process has loaded no adapter that "
+            "can take part. Import the same framework's adapter on every rank, for example hvdkit.torch."
+        )
+    return _openers[-1](transport)
 
 
 class Executor:
@@ -178,15 +218,13 @@ class Executor:
     def _do_one(self, ready: Ready, operation: Operation) -> None:
         kind = ready.asked.kind
         operation.rows = ready.rows
-        if operation.action is not None:
-            with self._timeline.span(kind.upper(), [operation]):
+        with self._timeline.span("ADASUM" if kind == "allreduce" else kind.upper(), [operation]):
+            if operation.action is not None:
                 operation.outcome = operation.action(self._transport, ready.joined)
-        elif kind != "allreduce":
-            with self._timeline.span(kind.upper(), [operation]):
-                _COLLECTIVES.get(kind, _announced)(self._transport, operation)
-        else:
-            with self._timeline.span("ADASUM", [operation]):
+            elif kind == "allreduce":
                 adasum(self._transport, operation.buffers)
+            elif kind in _COLLECTIVES:  # of a barrier, say, nothing is left to do: everyone has announced it
+                _COLLECTIVES[kind](self._transport, operation)
 
 
 def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> None:
@@ -277,10 +315,6 @@ def _reducescatter_half(transport: Transport, buffer: Buffer, counts: Sequence[i
         pieces = [received.slice(at, at + count) for at in range(0, received.count, count)]
         transport.arithmetic.combine(result, pieces, "sum", scale)
     return result
-
-
-def _announced(transport: Transport, operation: Operation) -> None:
-    """A barrier, say. Everyone has announced it: nothing is left to do."""
 
 
 _COLLECTIVES: dict[str, Callable[[Transport, Operation], None]] = {

@@ -1,7 +1,7 @@
 """The part of a joined rank in the other ranks' operations: all of these at once, until all ranks have joined.
 
 To a named operation it contributes values that do not change the result (execution.join_contribution), to open plans
-zero rounds (planned/zero_rounds.py). Where ranks make a plan, or gather sparse gradients, this rank's optimizer takes
+zero rounds (planned/used_masks.py). Where ranks make a plan, or gather sparse gradients, this rank's optimizer takes
 part without gradients of its own.
 
 The end: rank 0 of the group knows when the last rank has joined, and tells all, in the order of operations. Nobody
@@ -17,17 +17,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.planned.used_masks import ZeroRounds
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import allgather_object
-
-
-class ZeroRounds(Protocol):
-    """See planned.zero_rounds."""
-
-    over: bool
-
-    def advance(self) -> bool: ...
 
 
 class JoinedPlan(Protocol):

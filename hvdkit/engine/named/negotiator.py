@@ -27,9 +27,10 @@ from hvdkit.transport.mailbox import Mailbox
 class Negotiator:
     """Announces for one rank of `mail`; all ranks make one together.
 
-    heard: what rank 0 has answered, in its order; operations in one list have become ready together. numbers: of this
-    rank. closed: has rank 0 left, or a rank on the way to it? who: names a rank for messages. stragglers: hears how the
-    rounds of plans go, on rank 0. hear_of_steps: is given what send() has sent. fanout: see tree.py. clock: in seconds.
+    heard: what rank 0 has answered, in its order; operations in one list have become ready together. windows: how
+    rounds of plans went here, which the next message tells rank 0; for any thread. numbers: of this rank. closed: has
+    rank 0 left, or a rank on the way to it? who: names a rank for messages. stragglers: hears how the rounds of plans
+    go, on rank 0. hear_of_steps: is given what send() has sent. fanout: see tree.py. clock: in seconds.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Negotiator:
         self.numbers = Numbers()
         self.closed = False
         self._waiting: deque[tuple[str, Announcement]] = deque()
-        self._windows: deque[Window] = deque()
+        self.windows: deque[Window] = deque()
         self._mail, self._rank, self._clock = mail, rank, clock
         self._stalls, self._stragglers, self._hear_of_steps = stalls, stragglers, hear_of_steps
         self._place = place_in_tree(rank, size, size if mail.star else fanout)
@@ -60,23 +61,20 @@ class Negotiator:
         """Announce an operation with the next message; for any thread."""
         self._waiting.append((name, asked))
 
-    def add_window(self, window: Window) -> None:
-        """Tell rank 0 with the next message how some rounds of a plan went here; for any thread."""
-        self._windows.append(window)
-
     @property
     def has_more(self) -> int:
         """How much waits for the next message."""
-        return len(self._waiting) + len(self._windows)
+        return len(self._waiting) + len(self.windows)
 
     def turn(self) -> bool:
         """Send and receive what can be now; True if anything moved."""
         moved = False
-        if self._waiting:
-            self._announce_waiting()
+        if waiting := self._waiting:
+            item = self.numbers.item
+            self._enter(1 << self._rank, [item(*waiting.popleft()) for _ in range(len(waiting))])
             moved = True
-        if self._windows:
-            self._mail.send(0, _pack("windows", [self._windows.popleft() for _ in range(len(self._windows))]))
+        if windows := self.windows:
+            self._mail.send(0, _pack("windows", [windows.popleft() for _ in range(len(windows))]))
         for sender, message in self._mail.receive():
             moved = True
             self._receive(sender, message)
@@ -105,10 +103,6 @@ class Negotiator:
     def close(self, *, idle: bool = True) -> None:
         """Close the mailbox; collective. idle: see Transport.close."""
         self._mail.close(idle=idle)
-
-    def _announce_waiting(self) -> None:
-        waiting, item = self._waiting, self.numbers.item
-        self._enter(1 << self._rank, [item(*waiting.popleft()) for _ in range(len(waiting))])
 
     def _enter(self, ranks: int, items: list[Item]) -> None:
         """Enter what some ranks announce into the books of this rank, or send it to the one that has some."""
@@ -141,7 +135,9 @@ class Negotiator:
             self._enter(ranks, [item if isinstance(item, int) else (item[0], _decode(item[1])) for item in encoded])
         elif what == "answer":
             self._send_down(message)
-            self._hear([self._understand(answer) for answer in content])
+            self.heard.append([self._understand(answer) for answer in content])
+            if self._merger is not None:
+                self._merger.answered(all_joined=any(isinstance(answer, AllJoined) for answer in content))
         elif what == "closed":
             self._send_down(message)
             self.closed = True
@@ -185,11 +181,6 @@ class Negotiator:
                 number = self.numbers.add(answer.name, answer.asked)
                 assert number == answer.number
         return answer  # type: ignore[no-any-return]
-
-    def _hear(self, answers: Sequence[Answer]) -> None:
-        self.heard.append(answers)
-        if self._merger is not None:
-            self._merger.answered(all_joined=any(isinstance(answer, AllJoined) for answer in answers))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hvdkit.config import Config
-from hvdkit.engine.observe.stall import tell_command
+from hvdkit.engine.observe.stall import describe_stacks
 from hvdkit.log import logger
 
 _ANSWER_S = 1.0  # how long ranks are waited for that have been asked where they are
@@ -172,13 +172,8 @@ class StepBooks:
             parts.append(f"Waiting for other ranks: {self._list(waits)}.")
         if missing:
             parts.append(f"Neither done nor waiting: {self._list(missing)}.")
-        lines = [f"{' '.join(parts)}\n"]
-        for rank in (missing or waits)[:_MOST_STACKS]:
-            stack = "It does not answer: its process has ended or hangs outside of Python.\n"
-            if rank in places:
-                stack = places[rank].stack or "It has not begun this operation.\n"
-            lines.append(f"What {self._who(rank)} is doing:\n{stack}")
-        return "".join(lines) + tell_command()
+        stacks = {rank: place.stack or "It has not begun this operation.\n" for rank, place in places.items()}
+        return f"{' '.join(parts)}\n{describe_stacks((missing or waits)[:_MOST_STACKS], stacks, self._who)}"
 
     def _list(self, ranks: list[int]) -> str:
         return ", ".join(map(self._who, sorted(ranks)))

@@ -8,32 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine.api import Engine
+from hvdkit.engine.api import STEP, Engine
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.operation import Action, Announcement, Operation
-from hvdkit.engine.naming import STEP
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
 from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import FLOATS, Buffer
 
 Options = tuple[tuple[str, str], ...]
-
-
-def begin(
-    group: Group,
-    kind: str,
-    name: str | None,
-    tensors: Sequence[tuple[str, tuple[int, ...]]],
-    buffers: Sequence[Buffer],
-    options: Options = (),
-    splits: tuple[int, ...] = (),
-) -> Operation:
-    """Begin a named operation. name: made up, in the order of operations of this kind, if None.
-
-    tensors: dtype and shape of each. splits: of an alltoall.
-    """
-    known = group.engine
-    return known.submit(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
 
 
 def do(
@@ -44,10 +26,17 @@ def do(
     buffers: Sequence[Buffer],
     options: Options = (),
     splits: tuple[int, ...] = (),
+    *,
+    wait: bool = True,
 ) -> Operation:
-    """Do a named operation now; faster than to begin it and to wait for it. Arguments as begin()'s."""
-    known = group.engine
-    return known.do(_name(known, kind, name), _announcement(kind, tuple(tensors), options, splits), buffers)
+    """Do a named operation now, or only begin it. name: made up, in the order of operations of this kind, if None.
+
+    tensors: dtype and shape of each. splits: of an alltoall. wait: faster than to begin it and to wait for it then.
+    """
+    engine = group.engine
+    run = engine.do if wait else engine.submit
+    named = f"{kind}.{name}" if name else engine.make_name(kind)
+    return run(named, _announcement(kind, tuple(tensors), options, splits), buffers)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,10 +45,6 @@ def _announcement(
 ) -> Announcement:
     # The same one again: it is compared sooner, and the collector has less to look at.
     return Announcement(kind, tensors, options, splits)
-
-
-def _name(known: Engine, kind: str, name: str | None) -> str:
-    return f"{kind}.{name}" if name else known.make_name(kind)
 
 
 def collective_step(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvdkit.engine.observe.device_clock import DeviceClock
-from hvdkit.engine.observe.readings import READINGS
+from hvdkit.engine.observe.device_clock import READINGS, DeviceClock
 from hvdkit.engine.observe.recording import RECORDER, STAMPS, PlanFacts, clock
 from hvdkit.engine.observe.stragglers import Window, median
 from hvdkit.engine.observe.timeline import Timeline

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
-from hvdkit.engine.observe.readings import READINGS
+from hvdkit.engine.observe.device_clock import READINGS
 from hvdkit.engine.observe.recording import PlanFacts, RankFacts, Recorder
 from hvdkit.handshake import Session, open_connection
 from hvdkit.log import logger

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdkit.engine.observe.readings import READINGS
+from hvdkit.engine.observe.device_clock import READINGS
 
 #: The first numbers of a round's row: its number; the time at which backward had ended; the time at which all results
 #: were in place; the seconds of waiting for data since the round before; the time at which the last of these waits
@@ -35,7 +35,7 @@ class RankFacts:
     """The rank of a recording.
 
     node: equal for ranks that share a clock. cores: number of cores that this rank has. fusion_bytes: the setting.
-    link: (latency_s, byte_s, message_s) between hosts if measured; see transport.between.cost.Link.
+    link: (latency_s, byte_s, message_s) between hosts if measured; see transport.between.select.Link.
     """
 
     rank: int

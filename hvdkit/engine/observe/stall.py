@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdkit.config import Config
 from hvdkit.engine.named.coordinator import Coordinator, Waiting
@@ -29,6 +29,12 @@ def tell_command() -> str:
     """A line with the command that shows all ranks' stacks; "" for a job that hvdrun has not started."""
     job, host = read_job()
     return f"To see what all ranks are doing now, run `hvdkit stacks {job}` on {host}.\n" if job else ""
+
+
+def describe_stacks(ranks: Sequence[int], stacks: Mapping[int, str], who: Callable[[int], str]) -> str:
+    """What these ranks do, and how to see more. stacks: of those that have answered. who: names a rank."""
+    silent = "It does not answer: its process has ended or hangs outside of Python.\n"
+    return "".join(f"What {who(rank)} is doing:\n{stacks.get(rank, silent)}" for rank in ranks) + tell_command()
 
 
 class Stalls:
@@ -84,13 +90,12 @@ class Stalls:
         return late or all(rank in self._stacks for rank in wait.missing)
 
     def _describe(self, wait: Waiting) -> str:
-        lines = [
+        stacks = describe_stacks(wait.missing, self._stacks, self._who)
+        for rank in wait.missing:
+            self._stacks.pop(rank, None)
+            self._asked_s.pop(rank, None)
+        return (
             f"{label_of(wait.kind, wait.name)} has been waiting for {wait.seconds:.0f} s: it was submitted by "
             f"{', '.join(map(self._who, wait.present))}, and not by {', '.join(map(self._who, wait.missing))}. All "
-            "ranks must submit the same operations.\n"
-        ]
-        for rank in wait.missing:
-            stack = self._stacks.pop(rank, "It does not answer: its process has ended or hangs outside of Python.\n")
-            self._asked_s.pop(rank, None)
-            lines.append(f"What {self._who(rank)} is doing:\n{stack}")
-        return "".join(lines) + tell_command()
+            f"ranks must submit the same operations.\n{stacks}"
+        )

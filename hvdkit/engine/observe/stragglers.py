@@ -44,14 +44,11 @@ def find_late(windows: Mapping[int, Window], percent: float) -> Late | None:
     waits = {rank: window.waited_s for rank, window in windows.items()}
     usual = median(waits.values())
     round_s = median(window.round_s for window in windows.values())
-    ranks = tuple(rank for rank, wait_s in sorted(waits.items()) if _is_late(usual - wait_s, round_s, percent))
+    least_s = max(_LEAST_S, percent / 100 * round_s)
+    ranks = tuple(rank for rank, wait_s in sorted(waits.items()) if usual - wait_s > least_s)
     if not ranks:
         return None
     return Late(ranks, usual - min(waits[rank] for rank in ranks), round_s)
-
-
-def _is_late(by_s: float, round_s: float, percent: float) -> bool:
-    return by_s > max(_LEAST_S, percent / 100 * round_s)
 
 
 class Stragglers:

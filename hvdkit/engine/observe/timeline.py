@@ -11,19 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import IO, Protocol
+from typing import IO
 
-from hvdkit.engine.observe.readings import READINGS
+from hvdkit.engine.named.operation import Operation
+from hvdkit.engine.observe.device_clock import READINGS
 
 _NOTHING = nullcontext()
-
-
-class Named(Protocol):
-    """An object with a name in the timeline."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
 
 
 class Timeline:
@@ -80,12 +73,12 @@ class Timeline:
                     self._open.discard(name)
                     self._event(name, "E", at_s=at_s)
 
-    def span(self, activity: str, operations: Sequence[Named]) -> AbstractContextManager[None]:
+    def span(self, activity: str, operations: Sequence[Operation]) -> AbstractContextManager[None]:
         """A context manager: an activity that these operations share."""
         return self._span(activity, operations) if self.on else _NOTHING
 
     @contextmanager
-    def _span(self, activity: str, operations: Sequence[Named]) -> Iterator[None]:
+    def _span(self, activity: str, operations: Sequence[Operation]) -> Iterator[None]:
         names = dict.fromkeys(operation.name for operation in operations)  # a group is there once for each tensor
         for name in names:
             self.begin(name, activity)

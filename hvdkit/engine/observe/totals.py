@@ -34,34 +34,26 @@ class Counter:
 COUNTER = Counter()
 
 
-class TotalsSender:
-    """Sends the sums to hvdrun every `every_s` seconds, and at the end of the process, from a thread of its own.
-
-    place: see notify_launcher().
-    """
-
-    def __init__(self, place: str, every_s: float) -> None:
-        self._place, self._every_s = place, every_s
-        self._ending, self._process = threading.Event(), os.getpid()
-        threading.Thread(target=self._run, name="hvdkit-totals", daemon=True).start()
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Send them for the last time."""
-        if os.getpid() == self._process and not self._ending.is_set():
-            self._ending.set()
-            self._send()
-
-    def _run(self) -> None:
-        self._send()
-        while not self._ending.wait(self._every_s):
-            self._send()
-
-    def _send(self) -> None:
-        notify_launcher(announce_totals(COUNTER.now()), self._place)
-
-
 @functools.cache
-def send_totals(place: str, every_s: float) -> TotalsSender:
-    """The sender of this process, which is there once, also in the next world."""
-    return TotalsSender(place, every_s)
+def send_totals(place: str, every_s: float) -> None:
+    """Send the sums to hvdrun every `every_s` seconds, and at the end of the process, from a thread of its own.
+
+    There is one in a process, also in the next world. place: see notify_launcher().
+    """
+    ending, process = threading.Event(), os.getpid()
+
+    def send() -> None:
+        notify_launcher(announce_totals(COUNTER.now()), place)
+
+    def run() -> None:
+        send()
+        while not ending.wait(every_s):
+            send()
+
+    def close() -> None:
+        if os.getpid() == process and not ending.is_set():
+            ending.set()
+            send()
+
+    threading.Thread(target=run, name="hvdkit-totals", daemon=True).start()
+    atexit.register(close)

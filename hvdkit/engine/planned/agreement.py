@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from hvdkit.engine.planned.plan import plan_digest
@@ -39,17 +41,12 @@ def explain_mismatch(descriptions: list[str]) -> str:
     for text, ranks in groups.items():
         lines = text.splitlines()
         message.append(f"{_name(same)}: {len(reference) - 1} tensors; {_name(ranks)}: {len(lines) - 1} tensors.")
-        shown = 0
-        for at in range(max(len(reference), len(lines))):
-            here = reference[at] if at < len(reference) else "nothing"
-            there = lines[at] if at < len(lines) else "nothing"
-            if here != there:
-                what = f"tensor {at - 1}" if at else "settings"
-                message.append(f"  {what}: {_name(same)} has {here}; {_name(ranks)} has {there}")
-                shown += 1
-                if shown == _SHOWN:
-                    message.append("  ...")
-                    break
+        differences = [
+            f"  {f'tensor {at - 1}' if at else 'settings'}: {_name(same)} has {here}; {_name(ranks)} has {there}"
+            for at, (here, there) in enumerate(itertools.zip_longest(reference, lines, fillvalue="nothing"))
+            if here != there
+        ]
+        message += differences[:_SHOWN] + ["  ..."] * (len(differences) >= _SHOWN)
     message.append("Build the model, and wrap the optimizer, from the same configuration on every rank.")
     return "\n".join(message)
 

@@ -43,9 +43,8 @@ class DeviceRounds:
         firsts = tuple(Plan(tuple(bucket), ()).name() for bucket in members)
         facts = PlanFacts(name, tuple(engine.ranks), tuple(nbytes), tuple(nbytes), firsts, threaded=False)
         names = [[f"gradients.{tensor.name}" for tensor in bucket] for bucket in members]
-        stalls, clock = engine.stall_report, DeviceClock(device, lambda: self._stream)
-        report = None if stalls is None else stalls.report_window
-        self._observer = PlanObserver(facts, names, timeline, report, clock, statistics.add_seconds)
+        clock = DeviceClock(device, lambda: self._stream)
+        self._observer = PlanObserver(facts, names, timeline, engine.report_window, clock, statistics.add_seconds)
         statistics.waited_s = None
 
     def start(self, bucket: int, stream: int, enqueue: Callable[[], None]) -> None:

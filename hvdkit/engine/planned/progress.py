@@ -1,4 +1,7 @@
-"""A thread that drives reductions, for ranks that have a core to spare."""
+"""What goes on beside reductions: a thread that drives them, for ranks with a core to spare, and a report of waits.
+
+The stall report hears of a wait in a bucket: rank 0 then knows who waits, and so who is missing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import threading
 import time
 import weakref
 
+from hvdkit.engine.api import Engine
+from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.errors import TransportError
 from hvdkit.transport.buckets import Buckets
 from hvdkit.transport.polling import Backoff
@@ -23,9 +28,9 @@ class ProgressThread:
         self._buckets = buckets
         self._work = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="hvdkit-progress", daemon=True)
-        self._thread.start()
-        self._finalizer = weakref.finalize(owner, self._end)
+        self.thread = threading.Thread(target=self._run, name="hvdkit-progress", daemon=True)
+        self.thread.start()
+        self._finalizer = weakref.finalize(owner, self.end_soon)
         self._finalizer.atexit = False
         _running.add(self)
 
@@ -48,23 +53,16 @@ class ProgressThread:
             if not self._buckets.advance():
                 waiting.pause()
 
-    def _end(self) -> None:
+    def end_soon(self) -> None:
+        """Have the thread end, without a wait."""
         self._closing = True
         self._work.set()
 
     def close(self) -> None:
         """End the thread, and wait for that."""
         self._finalizer.detach()
-        self._end()
-        self._thread.join()
-
-    def end_soon(self) -> None:
-        """Have the thread end, without a wait."""
-        self._end()
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
-        self._thread.join(seconds)
+        self.end_soon()
+        self.thread.join()
 
 
 _END_S = 2.0  # for all of them, on a busy machine
@@ -73,11 +71,11 @@ _running: weakref.WeakSet[ProgressThread] = weakref.WeakSet()
 
 def end_progress() -> None:
     """Have these threads leave the transports: MPI may be ended next, and no thread may call it from then on."""
-    threads, deadline = list(_running), time.monotonic() + _END_S
-    for thread in threads:
-        thread.end_soon()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    running, deadline = list(_running), time.monotonic() + _END_S
+    for progress in running:
+        progress.end_soon()
+    for progress in running:
+        progress.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def has_spare_core(cores: float, compute_threads: int) -> bool:
@@ -86,3 +84,40 @@ def has_spare_core(cores: float, compute_threads: int) -> bool:
     cores: this rank's, see fair_share(). compute_threads: 0 for as many as there are cores.
     """
     return compute_threads > 0 and cores >= compute_threads + 1
+
+
+_WAIT = Announcement("gradients", ())
+
+
+class Watch:
+    """One rank's waits in the buckets of a plan.
+
+    A wait of engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported, and
+    given up, like any operation that some ranks have not submitted, and fails at once if one of those has left.
+
+    plan: names it, the same on all ranks.
+    """
+
+    def __init__(self, engine: Engine, notice_s: float, plan: str) -> None:
+        self._engine, self._notice_s, self._plan = engine, notice_s, plan
+        self._name = ""
+        self._began_s = 0.0
+        self._operation: Operation | None = None
+
+    def begin(self, number: int) -> None:
+        """A wait begins, in the round of this number, which is the same on all ranks."""
+        self._began_s, self._name = time.monotonic(), f"gradients of {self._plan}, reduction {number}"
+
+    def look(self) -> None:
+        """The wait goes on; called now and then. Raises HorovodInternalError if the operation failed."""
+        if self._operation is None:
+            if time.monotonic() - self._began_s > self._notice_s:
+                self._operation = self._engine.submit(self._name, _WAIT, ())
+        elif self._operation.error is not None:
+            raise self._operation.error
+
+    def end(self) -> None:
+        """The wait has ended."""
+        if self._operation is not None:
+            self._operation = None
+            self._engine.withdraw(self._name)

@@ -15,12 +15,10 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.on_device import OnDevice
 from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, plan_buckets
-from hvdkit.engine.planned.progress import ProgressThread
+from hvdkit.engine.planned.progress import ProgressThread, Watch
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import GradientSource
-from hvdkit.engine.planned.used_masks import Masks, UsedMasks
-from hvdkit.engine.planned.watch import Watch
-from hvdkit.engine.planned.zero_rounds import ZeroRounds
+from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
@@ -117,8 +115,8 @@ class BucketReducer:
         if engine is not None:
             engine.joining.plans[context.name] = self
             self._rounds = engine.joining.rounds
-            if engine.stall_report is not None:
-                self._watch = Watch(engine.stall_report, f"{context.name} ({self.plan.name()})")
+            if engine.notice_s is not None:
+                self._watch = Watch(engine, engine.notice_s, f"{context.name} ({self.plan.name()})")
 
     def _open(self, settings: PlanSettings) -> None:
         context, options, transport = self.context, self._options, self.context.transport
@@ -161,8 +159,7 @@ class BucketReducer:
             tuple(map(plan.name, indices)),
             self._thread is not None,
         )
-        stalls = None if engine is None else engine.stall_report
-        report = None if stalls is None else stalls.report_window
+        report = None if engine is None else engine.report_window
         clock = None if context.device is None else context.device.clock
         names = [plan.names_of_slots(index) for index in indices]
         return PlanObserver(facts, names, context.timeline, report, clock, self.statistics.add_seconds)
@@ -174,11 +171,6 @@ class BucketReducer:
         self._waited_s = 0.0
         if self._streams is not None:
             self._streams.clear()
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """The plan's, in the order in which they start."""
-        return self.plan.buckets
 
     @property
     def under_way(self) -> bool:

@@ -14,11 +14,9 @@ from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
-from hvdkit.engine.tuning.axes import fixed_fields, plan_axes
-from hvdkit.engine.tuning.record import Record
 from hvdkit.engine.tuning.saved import Entry, Key, find_entry, read_entries, save_entry
-from hvdkit.engine.tuning.search import Outcome
-from hvdkit.engine.tuning.tuner import STEPS_A_TRIAL, Tuner
+from hvdkit.engine.tuning.search import Outcome, fixed_fields, plan_axes
+from hvdkit.engine.tuning.tuner import STEPS_A_TRIAL, Record, Tuner
 from hvdkit.errors import ConfigError
 from hvdkit.log import logger
 from hvdkit.transport.small_collectives import allgather_object

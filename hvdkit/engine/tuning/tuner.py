@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings
-from hvdkit.engine.tuning.axes import UNORDERED, shape_of
-from hvdkit.engine.tuning.record import Record
-from hvdkit.engine.tuning.search import Search
+from hvdkit.engine.tuning.search import UNORDERED, Outcome, Search, Shape, Trial
+from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import allgather_object
 
@@ -23,6 +23,67 @@ STEPS_A_TRIAL = 10
 _WARM_UP = 2  # of them, after a change: new memory is slow at first
 _FEWEST = 4  # steps of a trial that counts
 _MOST_OF_FREE = 0.5  # of the free shared memory, for a trial
+_COLUMNS = ("plan", "trial", *(field.name for field in fields(PlanSettings)), "steps", "median_ms", "noise_ms")
+
+
+class Record:
+    """The record of one plan's search, on one rank: a line of a file for each trial, and a line of the log at the end.
+
+    path: of the CSV file, which several plans share; "" for none. save: called with the outcome.
+    """
+
+    def __init__(self, name: str, path: str, save: Callable[[Outcome], None]) -> None:
+        self._name, self._path, self._save, self._trials, self._over = name, path, save, 0, False
+
+    def tried(self, trial: Trial) -> None:
+        """Record a trial."""
+        self._trials += 1
+        logger.info("autotune of %s: %.2f ms per step with %s", self._name, 1000 * trial.median_s, trial.point)
+        if not self._path:
+            return
+        numbers = (len(trial.seconds), f"{1000 * trial.median_s:.3f}", f"{1000 * trial.noise_s:.3f}")
+        try:
+            new = not Path(self._path).exists()
+            with open(self._path, "a", newline="", encoding="utf-8") as file:
+                write = csv.writer(file).writerow
+                if new:
+                    write(_COLUMNS)
+                write((self._name, self._trials, *asdict(trial.point).values(), *numbers))
+        except OSError as error:
+            logger.warning(
+                "The autotune log %s cannot be written: %s. Further trials are not logged.", self._path, error.strerror
+            )
+            self._path = ""
+
+    def ended(self, outcome: Outcome, steps: int) -> None:
+        """Record and save the outcome of the search."""
+        self._over = True
+        first, best = outcome.first, outcome.best
+        after = (self._name, self._trials, steps)
+        before_ms, noise_ms = 1000 * first.median_s, 1000 * first.noise_s
+        if best is first:
+            logger.warning(
+                "autotune of %s: after %d trials in %d steps, no settings were measurably faster than the first "
+                "ones, which are kept: %s (%.2f +- %.2f ms per step).",
+                *(*after, first.point, before_ms, noise_ms),
+            )
+        else:
+            logger.warning(
+                "autotune of %s: after %d trials in %d steps, selected %s: %.2f ms per step instead of %.2f (+- "
+                "%.2f), %.1f %% less.",
+                *(*after, best.point, 1000 * best.median_s, before_ms, noise_ms, 100 * outcome.gain),
+            )
+        self._save(outcome)
+
+    def closed(self) -> None:
+        """Warn if the plan is closed before the search is over."""
+        if not self._over:
+            self._over = True
+            logger.warning(
+                "autotune of %s: training ended, or its parameters changed, after %d trials, before the search was "
+                "complete. No settings were selected or saved. --autotune-steps sets the length of the search.",
+                *(self._name, self._trials),
+            )
 
 
 @dataclass(frozen=True)
@@ -58,14 +119,14 @@ class Tuner:
         assert engine is not None
         self._reducer, self._engine, self._name = reducer, engine, context.name
         self._settings, self._directory, self._record = first, directory, record
-        transport = context.transport
-        self._shape = shape_of(reducer.buckets, transport.name, transport.local_ranks, transport.shards)
+        transport, nbytes = context.transport, sum(bucket.nbytes for bucket in reducer.plan.buckets)
+        self._shape = Shape(nbytes, transport.name, transport.local_ranks, transport.shards)
         self._search = Search(first, axes, unordered=UNORDERED, most=trials, same=self._shape.same)
         self._seconds: list[float] = []
         self._round_ended_s = 0.0
         self.rounds = 0
         self._rounds_of_other = -1
-        engine.joining.contributions[f"tune.{self._name}"] = _action_of(weakref.ref(self))
+        engine.joining.contributions[f"tune.{self._name}"] = weakref.WeakMethod(self.decide)
         if record is not None:
             weakref.finalize(self, record.closed)  # also at the end of the process
         reducer.on_round_end = self._round_ended
@@ -94,26 +155,21 @@ class Tuner:
         if steps < _FEWEST:
             return
         # A step ends when its slowest rank ends it.
-        self._take([max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)])
+        self._search.tell([max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)])
+        if self._record is not None:
+            self._record.tried(self._search.trials[-1])
         free = min(report.free_bytes for report in reports)
         while self._search.point is not None and self._shape.shared_bytes(self._search.point) > _MOST_OF_FREE * free:
             self._search.tell([])
         outcome = self._search.outcome
-        self._use(self._search.point if outcome is None else outcome.best.point)
+        settings = self._search.point if outcome is None else outcome.best.point
+        if settings != self._settings:
+            self._settings = settings
+            self._reducer.replan(settings)
         if outcome is not None:
             self._reducer.on_round_end = _searching[0] = None
             if self._record is not None:
                 self._record.ended(outcome, self.rounds)
-
-    def _take(self, seconds: Sequence[float]) -> None:
-        self._search.tell(seconds)
-        if self._record is not None:
-            self._record.tried(self._search.trials[-1])
-
-    def _use(self, settings: PlanSettings) -> None:
-        if settings != self._settings:
-            self._settings = settings
-            self._reducer.replan(settings)
 
     def _free_bytes(self) -> int:
         try:
@@ -133,11 +189,3 @@ class Tuner:
 
 #: The tuner of this process that searches; None if none does.
 _searching: list[weakref.ref[Tuner] | None] = [None]
-
-
-def _action_of(tuner: weakref.ref[Tuner]) -> Callable[[], Action | None]:
-    def action() -> Action | None:
-        alive = tuner()
-        return None if alive is None else alive.decide
-
-    return action

@@ -40,7 +40,7 @@ from hvdkit.tools.bench.report import (
 )
 from hvdkit.tools.bench.timing import count_rounds, interleave, plan_calls
 from hvdkit.transport.addresses import address_of, read_interface
-from hvdkit.transport.gloo.library import TcpStores
+from hvdkit.transport.gloo.library import host_store, join_store
 from hvdkit.world import read_world
 
 
@@ -113,13 +113,13 @@ def _list_works(plan: Plan, horovod: HorovodJob | None) -> list[tuple[str, Work]
 def _open_store() -> Any:
     """Open a store on rank 0's host, on the interface that Gloo is configured to use; collective."""
     if hvd.rank() == 0:
-        store = TcpStores().host()
+        store = host_store()
         interface = read_interface(read_environment())
         name = socket.gethostname() if hvd.cross_size() > 1 else "127.0.0.1"
         hvd.broadcast_object((address_of(interface) if interface else name, store.port))
         return store
     address, port = hvd.broadcast_object(("", 0))
-    return TcpStores().join(address, port, timeout_s=60.0)
+    return join_store(address, port, timeout_s=60.0)
 
 
 def main(plan: str) -> None:

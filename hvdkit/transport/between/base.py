@@ -52,6 +52,9 @@ class BaseTransport(Transport):
     def split(self, groups: Groups) -> BaseTransport | None:
         """See Transport.split."""
 
+    def report_loss(self, process: str) -> None:
+        """Tell the library that a process is gone, by the launcher's name for it, if it does not see that itself."""
+
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         check_scale(buffer.dtype, scale)
         if scale == 1.0 or not self.wire.can_reduce(buffer.dtype):
@@ -113,17 +116,13 @@ class BaseTransport(Transport):
         return self._begin(large_counts.alltoall(self.wire, buffer, send_counts, out, receive_counts), out)
 
     def ibarrier(self) -> Request:
-        if not self._queue.running:
+        if not self._queue.busy:
             return self._watched(self.wire.barrier())
         return self._begin(_barrier(self.wire), NOTHING)
 
     def _is_one_call(self, wire: Wire, count: int) -> bool:
         """May the wire do a collective of so many elements now, and in one call?"""
-        return not self._queue.running and count <= wire.largest_count
-
-    def _watched(self, request: Request) -> Request:
-        request.check = self.check
-        return request
+        return not self._queue.busy and count <= wire.largest_count
 
     def _begin(self, steps: Iterator[bool], out: Buffer) -> Request:
         return self._queue.begin(steps, out, self.check)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hvdkit.transport.api import Reached, nothing
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.collectives import all_gather_steps, own_piece, reduce_scatter_steps, reduce_steps
-from hvdkit.transport.between.pipeline import Exchange
+from hvdkit.transport.between.pipeline import Exchange, Reached, nothing
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
@@ -19,7 +18,7 @@ from hvdkit.transport.coding.coders import open_coder, sent_bytes
 
 
 class WireCrossing:
-    """A Crossing over all ranks of a wire, which is this one's alone; opened by all of them together.
+    """Reduces over all ranks of a wire, which is this one's alone; opened by all of them together.
 
     A wire of its own, because steps may run in another thread than a transport's collectives, and those too want the
     same order on all ranks. between: says by which algorithm.
@@ -41,7 +40,13 @@ class WireCrossing:
         before: Reached = nothing,
         after: Reached = nothing,
     ) -> Iterator[bool]:
-        """See Crossing. prescale: spec.prescale, where it has not been applied yet."""
+        """Reduce `numbers` (n,) in place and postscale them; steps as in SteppedBuckets.
+
+        prescale: spec.prescale, where it has not been applied yet. phases: a reduce-scatter makes the sum of shard(n),
+        an all-gather fills in the other ranks' shards. coder: of spec.wire, for these numbers, where they are coded.
+        before: called with growing counts, the last of them n: the first so many elements are needed now; not by an
+        all-gather. after: the same, once the first so many have their results; not by a reduce-scatter.
+        """
         if not phases.reduce_scatter:
             yield from all_gather_steps(self._wire, numbers)
             after(numbers.count)
@@ -72,6 +77,7 @@ class WireCrossing:
             after(numbers.count)
 
     def shard(self, count: int) -> tuple[int, int]:
+        """The elements, as (start, stop), that a reduce-scatter of `count` leaves to this rank."""
         return own_piece(self._wire, count)
 
     def close(self, *, idle: bool = True) -> None:

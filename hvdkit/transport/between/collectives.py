@@ -49,7 +49,7 @@ def reduce_steps(
         stop = min(start + largest, out.count)
         pieces = source.slice(start, stop), out.slice(start, stop)
         steps = (
-            _through_pieces(wire, *pieces, spec, dtype, arithmetic, prescale)
+            _through_pieces(wire, *pieces, spec, arithmetic, prescale)
             if not at_once or dtype in HALF or not wire.can_reduce(dtype)
             else _at_once(wire, *pieces, spec, arithmetic, prescale)
         )
@@ -63,7 +63,7 @@ def sum_steps(wire: Wire, buffer: Buffer, *, free: bool) -> Iterator[bool]:
     free: what is yielded in the last step.
     """
     spec = BucketSpec(buffer.dtype, buffer.count)
-    for last in _through_pieces(wire, buffer, buffer, spec, buffer.dtype, NumpyArithmetic(), 1.0):
+    for last in _through_pieces(wire, buffer, buffer, spec, NumpyArithmetic(), 1.0):
         yield last and free
 
 
@@ -79,16 +79,10 @@ def _at_once(
 
 
 def _through_pieces(
-    wire: Wire,
-    source: Buffer,
-    out: Buffer,
-    spec: BucketSpec,
-    dtype: str,
-    arithmetic: Arithmetic,
-    prescale: float,
+    wire: Wire, source: Buffer, out: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
-    sent, received = yield from _exchange_pieces(wire, source, dtype, arithmetic, prescale, free=False)
-    gathered = out if dtype == out.dtype else sent
+    sent, received = yield from _exchange_pieces(wire, source, spec.wire_dtype, arithmetic, prescale, free=False)
+    gathered = out if spec.wire_dtype == out.dtype else sent
     combine_pieces(gathered.slice(*own_piece(wire, out.count)), received, spec, arithmetic)
     yield from all_gather_steps(wire, gathered)
     if gathered is not out:
@@ -99,8 +93,7 @@ def reduce_scatter_steps(
     wire: Wire, numbers: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
     """Reduce own_piece() of `numbers` (n,) over the ranks of `wire`, in place, in one collective; see reduce_steps."""
-    dtype = spec.wire_dtype
-    _, received = yield from _exchange_pieces(wire, numbers, dtype, arithmetic, prescale, free=True)
+    _, received = yield from _exchange_pieces(wire, numbers, spec.wire_dtype, arithmetic, prescale, free=True)
     combine_pieces(numbers.slice(*own_piece(wire, numbers.count)), received, spec, arithmetic)
 
 

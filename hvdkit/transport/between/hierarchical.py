@@ -10,11 +10,11 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.api import Transport
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.division import Groups, divide_by_node, find_group
+from hvdkit.transport.division import divide_by_node
 from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 from hvdkit.transport.small_collectives import broadcast_bytes
@@ -31,7 +31,7 @@ class HierarchicalTransport(SharedMemoryTransport):
     name = "hierarchical"
 
     def __init__(self, base: BaseTransport, *, nodes: Sequence[int] | None = None, **options: Any) -> None:
-        self._spanning, self._nodes = base, base.find_nodes() if nodes is None else nodes
+        self._nodes = base.find_nodes() if nodes is None else nodes
         hosts, crossings = divide_by_node(self._nodes)
         local, cross = base.split(hosts), base.split(crossings)
         assert local is not None and cross is not None, "each rank is on a host"
@@ -44,7 +44,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             base,
             local,
             shards=shards,
-            open_crossing=self._open_crossing if local.rank < shards else None,
+            open_crossing=cross.open_crossing if local.rank < shards else None,
             **options,
         )
         self.between: BetweenHosts = between
@@ -59,22 +59,12 @@ class HierarchicalTransport(SharedMemoryTransport):
             return
         if self._takes_part:
             self._cross.measure()
-        data = broadcast_bytes(self._spanning, pickle.dumps(self.between.measured), 0)
+        data = broadcast_bytes(self._base, pickle.dumps(self.between.measured), 0)
         self.between.measured = pickle.loads(data)
-
-    def _open_crossing(self) -> Crossing:
-        return self._cross.open_crossing()
 
     def open_buckets(self, specs: Sequence[BucketSpec], depth: int | None = None) -> SharedBuckets:
         self.measure()
         return super().open_buckets(specs, depth)
-
-    def split(self, groups: Groups) -> Transport | None:
-        base = self._spanning.split(groups)
-        number = find_group(groups, self.rank)
-        if base is None or number is None or base.size == 1:
-            return base
-        return self._above(base, groups[number])
 
     def _above(self, base: Transport, ranks: Sequence[int]) -> Transport:
         assert isinstance(base, BaseTransport)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdkit.transport.between.collectives import until_done
-from hvdkit.transport.between.cost import MESSAGE_BYTES, Link, Measured
+from hvdkit.transport.between.select import MESSAGE_BYTES, Link, Measured
 from hvdkit.transport.between.wire import Pending, Wire
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff
@@ -61,7 +61,10 @@ class _Ring:
         sent, received = make_buffer(nbytes * count, "uint8"), make_buffer(nbytes * count, "uint8")
         began = time.perf_counter()
         if self._wire.messages is None:
-            counts = [[nbytes * count * (rank == peer) for rank in range(self._wire.size)] for peer in self._peers]
+            counts = [
+                [nbytes * count * (rank == peer) for rank in range(self._wire.size)]
+                for peer in (self._next, self._before)
+            ]
             self._wait_for(self._wire.alltoall(sent, counts[0], received, counts[1]))
             return time.perf_counter() - began
         pending = Pending()
@@ -78,10 +81,6 @@ class _Ring:
             leave_behind(self._wire.messages)
             raise
         return time.perf_counter() - began
-
-    @property
-    def _peers(self) -> tuple[int, int]:
-        return self._next, self._before
 
     def stream(self, count: int, latency: float) -> float:
         """Seconds that the bytes of so many large messages take."""

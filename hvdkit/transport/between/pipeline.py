@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from hvdkit.transport.api import TAGS, Reached, nothing
+from hvdkit.transport.api import TAGS
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.collectives import add_up
 from hvdkit.transport.between.schedules import Round, largest_part, plan_rounds
@@ -24,6 +24,13 @@ from hvdkit.transport.buffer import HALF, Buffer, make_buffer
 from hvdkit.transport.request import leave_behind
 
 _WINDOW = 64  # segments under way
+
+#: Called with the number of elements, from the first on, that are concerned so far.
+Reached = Callable[[int], None]
+
+
+def nothing(_: int) -> None:
+    """The Reached that does nothing."""
 
 
 class Exchange:
@@ -45,7 +52,7 @@ class Exchange:
         before: Reached = nothing,
         after: Reached = nothing,
     ) -> Iterator[bool]:
-        """Reduce `numbers` (n,) in place; see Crossing, and steps of SteppedBuckets: yields True from the first on.
+        """Reduce `numbers` (n,) in place; see WireCrossing, and steps of SteppedBuckets: yields True from the first on.
 
         algorithm: one of SCHEDULES, that fits the dtype. prescale: factor on the numbers, before the wire.
         message_bytes: of the largest message.

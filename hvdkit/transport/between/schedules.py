@@ -38,13 +38,9 @@ def split_evenly(count: int, parts: int) -> list[int]:
     return [size + (part < longer) for part in range(parts)]
 
 
-def _ranges(count: int, parts: int) -> list[tuple[int, int]]:
-    return list(itertools.pairwise([0, *itertools.accumulate(split_evenly(count, parts))]))
-
-
 def _pieces(rank: int, size: int, count: int) -> list[Round]:
     """A piece straight to everyone, and its sum straight back."""
-    pieces = _ranges(count, size)
+    pieces = list(itertools.pairwise([0, *itertools.accumulate(split_evenly(count, size))]))
     others = [(rank + ahead) % size for ahead in range(1, size)]
     own = pieces[rank]
     return [

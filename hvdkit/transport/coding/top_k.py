@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from hvdkit.transport.buffer import Array
 from hvdkit.transport.coding.api import Matrix
-from hvdkit.transport.coding.gathered import Bytes, GatheredCoder
+from hvdkit.transport.coding.coders import Bytes, GatheredCoder, GatheredCoding
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(GatheredCoding):
     """Send only the values of a bucket that are largest in magnitude, each with its index.
 
     ratio: the part of the values that is sent, above 0 and at most 1; 0.01 sends a fiftieth of the bytes.
@@ -22,7 +21,6 @@ class TopK:
     for gradients of which most values are nearly zero, such as those of an embedding. Methods: see Coding.
     """
 
-    of_matrices: ClassVar[bool] = False
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
@@ -30,9 +28,6 @@ class TopK:
             raise ValueError(
                 f"TopK({self.ratio!r}): ratio is the part of the values that is sent; it must be above 0 and at most 1."
             )
-
-    def codes(self, shape: Sequence[int]) -> bool:
-        return True
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> TopKCoder:
         return TopKCoder(count, exact, dtype, max(1, round(self.ratio * count)))

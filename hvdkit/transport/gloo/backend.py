@@ -11,14 +11,14 @@ from hvdkit.errors import MissingDependencyError, WorldError
 from hvdkit.transport.addresses import address_towards, read_interface
 from hvdkit.transport.backend import Abort, Membership
 from hvdkit.transport.gloo.library import can_load_gloo, load_gloo
-from hvdkit.transport.gloo.rendezvous_store import (
-    LocalRendezvousStore,
+from hvdkit.transport.gloo.rendezvous import (
     StoreLocation,
     TransportRendezvousStore,
     find_rendezvous_store,
 )
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo, open_rendezvous_store
 from hvdkit.transport.part import Part, runs_mpi
+from hvdkit.transport.single import SingleTransport
 from hvdkit.world import World
 
 can_load = can_load_gloo
@@ -40,7 +40,7 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         ) from error
     only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and runs_mpi())
     if world.size == 1 and not only_mpi_knows:
-        return open_gloo(LocalRendezvousStore(), 0, 1, **options), None
+        return open_gloo(TransportRendezvousStore(SingleTransport()), 0, 1, **options), None
     place = StoreLocation("mpi") if only_mpi_knows else find_rendezvous_store(variables, world.launcher)
     if place.kind == "mpi":
         from hvdkit.transport.mpi import backend as mpi
@@ -71,10 +71,6 @@ def _read_secret(variables: Mapping[str, str]) -> str:
 def takes_calls_from_threads() -> bool:
     """See Backend.takes_calls_from_threads. Horovod asks it of MPI only."""
     return False
-
-
-def report_loss(process: str) -> None:
-    """See Backend.report_loss. Ranks notice each other's end by their connections."""
 
 
 def open_membership() -> Membership | None:

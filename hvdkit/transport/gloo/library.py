@@ -1,4 +1,4 @@
-"""Gloo as torch.distributed has it: stores, groups and their collectives, and its errors in our words.
+"""Gloo as torch.distributed has it: stores, and groups with their collectives, begun now and asked after later.
 
 The one file below the adapters that loads a framework, and only when ranks are to talk through Gloo. The groups are
 hvdkit's own: torch's default group stays the script's to make.
@@ -10,13 +10,17 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.optional_import import optional_import
+from hvdkit.transport.between.wire import Messages
 from hvdkit.transport.buffer import Array, Buffer, Op
 from hvdkit.transport.polling import calls, drives, look
 from hvdkit.transport.request import NOTHING, Request
@@ -30,6 +34,9 @@ _STORE = timedelta(seconds=300)
 _FOR_EVER = timedelta(days=1000)  # who waits looks after the others itself, and a slow rank is no failed one
 _LOOK = timedelta(milliseconds=100)
 
+_TOGETHER_BYTES = 64 * 1024  # gathered in one exchange of equal pieces; more is sent piece by piece, and copied less
+
+#: What Gloo adds up well; 16-bit floats it would round after every addition.
 _REDUCIBLE = frozenset({"uint8", "int8", "int32", "int64", "bool", "float32", "float64"})
 
 Explain = Callable[[str, Exception], Exception]
@@ -62,36 +69,41 @@ def can_load_gloo() -> bool:
     return True
 
 
-class TcpStores:
-    """See Stores."""
-
-    def host(self) -> Any:
-        return self._open("127.0.0.1", 0, _STORE, is_master=True)
-
-    def host_at(self, address: str, port: int) -> Any:
-        """A store at a port that was chosen before; the script may make its own groups through it as well."""
-        return self._open(address, port, _STORE, is_master=True, multi_tenant=True)
-
-    def join(self, address: str, port: int, timeout_s: float) -> Any:
-        """See Stores.join. timeout_s: for the connection."""
-        store = self._open(address, port, timedelta(seconds=timeout_s), is_master=False)
-        store.set_timeout(_STORE)
-        return store
-
-    def _open(self, address: str, port: int, timeout: timedelta, **options: bool) -> Any:
-        try:
-            return load_gloo().TCPStore(address, port, timeout=timeout, wait_for_workers=False, **options)
-        except RuntimeError as error:  # torch's DistNetworkError and its like
-            raise TransportError(f"torch's TCPStore at {address}:{port} cannot be opened: {error}") from error
+def host_store() -> Any:
+    """A new store of torch's, served by this process."""
+    return _open_store("127.0.0.1", 0, _STORE, is_master=True)
 
 
-class Group:
-    """A process group of Gloo, by itself: the same ranks, with the same name, make it together.
+def host_store_at(address: str, port: int) -> Any:
+    """A store at a port that was chosen before; the script may make its own groups through it as well."""
+    return _open_store(address, port, _STORE, is_master=True, multi_tenant=True)
 
-    address: of this host, which the others reach. explain: makes the error of a call that failed; see GlooRequest.
+
+def join_store(address: str, port: int, timeout_s: float) -> Any:
+    """A store that another process serves. timeout_s: for the connection. Raises TransportError."""
+    store = _open_store(address, port, timedelta(seconds=timeout_s), is_master=False)
+    store.set_timeout(_STORE)
+    return store
+
+
+def _open_store(address: str, port: int, timeout: timedelta, **options: bool) -> Any:
+    try:
+        return load_gloo().TCPStore(address, port, timeout=timeout, wait_for_workers=False, **options)
+    except RuntimeError as error:  # torch's DistNetworkError and its like
+        raise TransportError(f"torch's TCPStore at {address}:{port} cannot be opened: {error}") from error
+
+
+class GlooWire:
+    """See Wire: a process group of Gloo, by itself. The same ranks, with the same name, make it together.
+
+    address: of this host, which the others reach. explain: makes the error of a call that failed.
     """
 
+    largest_count = sys.maxsize
+    messages: Messages | None = None  # Gloo's can only be waited for
+
     def __init__(self, store: Any, name: str, rank: int, size: int, address: str, explain: Explain) -> None:
+        self.rank, self.size = rank, size
         distributed = load_gloo()
         gloo = distributed.ProcessGroupGloo
         options = gloo._Options()
@@ -104,10 +116,15 @@ class Group:
             self._group = gloo(distributed.PrefixStore(name, store), rank, size, options)
         except RuntimeError as error:
             raise explain("connection of the ranks", error) from error
-        _groups.add(self)
+        _wires.add(self)
+
+    def can_reduce(self, dtype: str) -> bool:
+        return dtype in _REDUCIBLE
+
+    def can_scatter(self, dtype: str) -> bool:
+        return False
 
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> GlooRequest:
-        """See Wire.allreduce; of dtypes that Gloo can add up."""
         if source is not out and source.array.ctypes.data != out.array.ctypes.data:
             out.array[:] = source.array
         array = out.array
@@ -119,13 +136,32 @@ class Group:
         tensor = _tensor(array)
         return self._begin("allreduce", out, [self._group.allreduce([tensor], options)], tensor)
 
-    def alltoall(self, sent: Buffer, send_bytes: Sequence[int], received: Buffer, counts: Sequence[int]) -> GlooRequest:
-        """See Wire.alltoall. send_bytes, counts: bytes to and from each rank."""
-        tensors, options = (_bytes_of(received), _bytes_of(sent)), _options("AllToAllOptions")
-        work = self._group.alltoall_base(*tensors, list(counts), list(send_bytes), options)
-        return self._begin("alltoall", received, [work], tensors)
+    def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> GlooRequest:
+        raise NotImplementedError("Gloo scatters equal pieces only; see can_scatter()")
 
-    def broadcast(self, out: Buffer, pieces: Sequence[tuple[int, Buffer]]) -> GlooRequest:
+    def alltoall(
+        self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
+    ) -> GlooRequest:
+        tensors, options, itemsize = (_bytes_of(received), _bytes_of(sent)), _options("AllToAllOptions"), sent.itemsize
+        nbytes = [[count * itemsize for count in counts] for counts in (receive_counts, send_counts)]
+        return self._begin("alltoall", received, [self._group.alltoall_base(*tensors, *nbytes, options)], tensors)
+
+    def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> GlooRequest:
+        ends = np.cumsum(counts).tolist()
+        pieces = [gathered.slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        mine = pieces[self.rank]
+        if own is not None:
+            mine.array[:] = own.array
+        if len(set(counts)) > 1 or gathered.nbytes > _TOGETHER_BYTES:
+            return self._broadcast(gathered, list(enumerate(pieces)))
+        tensors = _bytes_of(gathered), _bytes_of(mine)
+        works = [self._group._allgather_base(*tensors, _options("AllgatherOptions"))] if mine.nbytes else []
+        return self._begin("allgather", gathered, works, tensors)
+
+    def broadcast(self, buffer: Buffer, root: int) -> GlooRequest:
+        return self._broadcast(buffer, [(root, buffer)])
+
+    def _broadcast(self, out: Buffer, pieces: Sequence[tuple[int, Buffer]]) -> GlooRequest:
         """Fill each piece of `out` with the root's, given before it; all at once."""
         moved = [
             (_bytes_of(piece), _options("BroadcastOptions", rootRank=root)) for root, piece in pieces if piece.nbytes
@@ -133,15 +169,7 @@ class Group:
         works = [self._group.broadcast([tensor], options) for tensor, options in moved]
         return self._begin("broadcast", out, works, moved)
 
-    def allgather(self, own: Buffer, gathered: Buffer) -> GlooRequest:
-        """Fill `gathered` with all ranks' `own`, which are of one size."""
-        options = _options("AllgatherOptions")
-        tensors = _bytes_of(gathered), _bytes_of(own)
-        works = [self._group._allgather_base(*tensors, options)] if own.nbytes else []
-        return self._begin("allgather", gathered, works, tensors)
-
     def barrier(self) -> GlooRequest:
-        """Is done when every rank has called it."""
         return self._begin("barrier", NOTHING, [self._group.barrier(_options("BarrierOptions"))])
 
     def _begin(self, what: str, out: Buffer, works: Sequence[Any], memory: object = None) -> GlooRequest:
@@ -151,8 +179,8 @@ class Group:
         self._open.append(request)
         return request
 
-    def close(self) -> None:
-        """Close the connections."""
+    def close(self, *, idle: bool = True) -> None:
+        """See Wire.close. One that is not idle knows that by itself."""
         if any(not request.over for request in self._open):
             # Its end would wait for what is under way, and nobody may be there any more to bring that to an end.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
@@ -161,18 +189,18 @@ class Group:
 
 
 #: Those that are open.
-_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_wires: weakref.WeakSet[GlooWire] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_groups() -> None:
+def _close_wires() -> None:
     """End Gloo's threads while Python is there: one that asks for it later ends the process with SIGABRT."""
-    for group in list(_groups):
-        group.close()
+    for wire in list(_wires):
+        wire.close()
 
 
 class GlooRequest(Request):
-    """See Request. memory: what Gloo reads and writes until then. explain: see Group."""
+    """See Request. memory: what Gloo reads and writes until then. explain: see GlooWire."""
 
     def __init__(self, what: str, works: Sequence[Any], out: Buffer, memory: object, explain: Explain) -> None:
         self.out = out
@@ -212,11 +240,6 @@ class GlooRequest(Request):
             calls().uncertain = True
             raise
         return self.out
-
-
-def can_reduce(dtype: str) -> bool:
-    """Does Gloo add up this dtype well? 16-bit floats it would round after every addition."""
-    return dtype in _REDUCIBLE
 
 
 @functools.lru_cache(maxsize=4)

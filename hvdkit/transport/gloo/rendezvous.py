@@ -1,4 +1,4 @@
-"""The rendezvous of ranks that know only a store: rank 0 opens a store of hvdkit's own and writes its address there.
+"""The rendezvous of ranks that know only a store of their launcher: rank 0 writes the address of another one there.
 
 An entry about a store that is gone (of ranks that torchrun has started again, say) cannot be told from a fresh one; but
 nobody answers there, so it is read again until somebody does.
@@ -6,34 +6,152 @@ nobody answers there, so it is read again until somebody does.
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from hvdkit.errors import TransportError
+from hvdkit.errors import TransportError, WorldError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
-from hvdkit.transport.gloo.rendezvous_store import RendezvousStore
+from hvdkit.transport.api import Transport
+from hvdkit.transport.gloo.library import host_store, join_store
 from hvdkit.transport.polling import look
+from hvdkit.transport.small_collectives import broadcast_bytes
+from hvdkit.world import has_hvdruns_torch_variables
 
 _PAUSE_S = 0.05
 _ANSWER_S = 3.0
+_HTTP_ANSWER_S = 10.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Stores(Protocol):
-    """Makes the stores: torch's TCPStore."""
+class RendezvousStore(Protocol):
+    """Keeps values by key: what one rank puts, the others get. private: nobody else can read it."""
 
-    def host(self) -> Any:
-        """A new store, served by this process."""
+    private: bool
 
-    def join(self, address: str, port: int, timeout_s: float) -> Any:
-        """A store that another process serves. Raises RuntimeError."""
+    def put(self, key: str, value: bytes) -> None:
+        """Store a value, in place of an older one."""
+
+    def get(self, key: str) -> bytes | None:
+        """The value that was put last; None if there is none. It may be from processes that have ended."""
+
+
+@dataclass(frozen=True)
+class StoreLocation:
+    """Where the rendezvous store is.
+
+    kind: "http" is horovodrun's, "store" torch's TCPStore, "mpi" is MPI itself. hosted: does rank 0 start it?
+    """
+
+    kind: Literal["http", "store", "mpi"]
+    address: str = ""
+    port: int = 0
+    hosted: bool = False
+
+
+def find_rendezvous_store(variables: Mapping[str, str], launcher: str) -> StoreLocation:
+    """Read where the launcher has its rendezvous store. launcher: see World.
+
+    Raises WorldError if the launcher should have said, and has not, or not well.
+    """
+    names: tuple[str, str]
+    if launcher == "horovodrun":
+        names = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+        return StoreLocation("http", *_read_place(variables, names, launcher))
+    names = "MASTER_ADDR", "MASTER_PORT"
+    users = all(variables.get(name) for name in names) and not has_hvdruns_torch_variables(variables)
+    if launcher == "torchrun" or users:
+        agents = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return StoreLocation("store", *_read_place(variables, names, launcher), hosted=not agents)
+    return StoreLocation("mpi")
+
+
+def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: str) -> tuple[str, int]:
+    address, port = (variables.get(name, "") for name in names)
+    if address and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16:
+        return address, int(port)
+    raise WorldError(
+        f"The rendezvous of the ranks needs {names[0]} and {names[1]}, which are {address!r} and {port!r} (launcher: "
+        f"{launcher}). Start the script with torchrun, `horovodrun --gloo` or hvdrun. Or set both variables, to the "
+        "host of rank 0 and to a free port on that host."
+    )
+
+
+class HttpRendezvousStore:
+    """horovodrun's own: PUT and GET of /scope/key, by whoever reaches its port. Proxies are not asked."""
+
+    private = False
+
+    def __init__(self, address: str, port: int) -> None:
+        self._place = address, port
+
+    def put(self, key: str, value: bytes) -> None:
+        """See RendezvousStore.put. Raises TransportError."""
+        status, _ = self._ask("PUT", key, value)
+        if status != 200:
+            raise TransportError(f"horovodrun's rendezvous server at {self._place} answered PUT with status {status}.")
+
+    def get(self, key: str) -> bytes | None:
+        """See RendezvousStore.get. Raises TransportError."""
+        status, value = self._ask("GET", key)
+        return value if status == 200 else None
+
+    def _ask(self, method: str, key: str, value: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self._place, timeout=_HTTP_ANSWER_S)
+        try:
+            connection.request(method, f"/hvdkit/{key}", value)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise TransportError(
+                f"horovodrun's rendezvous server at {self._place[0]}:{self._place[1]} cannot be reached: {error!r}. "
+                f"Is horovodrun still running, and is HOROVOD_GLOO_RENDEZVOUS_ADDR reachable from this host?"
+            ) from error
+        finally:
+            connection.close()
+
+
+class TcpRendezvousStore:
+    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port."""
+
+    private = False
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.set(f"hvdkit/{key}", value)
+
+    def get(self, key: str) -> bytes | None:
+        name = f"hvdkit/{key}"
+        return bytes(self._store.get(name)) if self._store.check([name]) else None
+
+
+class TransportRendezvousStore:
+    """A transport of the same ranks that there is already: put() and the others' first get() are one collective."""
+
+    private = True
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._found: bytes | None = None
+
+    def put(self, key: str, value: bytes) -> None:
+        """See RendezvousStore.put; on rank 0."""
+        broadcast_bytes(self._transport, value, 0)
+
+    def get(self, key: str) -> bytes | None:
+        """See RendezvousStore.get; on the others."""
+        if self._found is None:
+            self._found = broadcast_bytes(self._transport, b"", 0)
+        return self._found
 
 
 @dataclass(frozen=True)
@@ -119,7 +237,6 @@ def _strange(data: bytes) -> TransportError:
 
 def find_peers(
     rendezvous_store: RendezvousStore,
-    stores: Stores,
     rank: int,
     size: int,
     *,
@@ -139,7 +256,7 @@ def find_peers(
     """
     own = address_of(interface) if interface else ""
     if rank == 0:
-        store, reached = stores.host(), ""
+        store, reached = host_store(), ""
         mark, own_secret = secrets.token_hex(16), secrets.token_hex(32)
         store.set("mark", mark)
         if not rendezvous_store.private and not secret:
@@ -149,7 +266,7 @@ def find_peers(
         rendezvous_store.put(name, json.dumps(asdict(info)).encode())
         address = own
     else:
-        store, reached, address, own_secret = _find_store(rendezvous_store, stores, name, rank, deadline)
+        store, reached, address, own_secret = _find_store(rendezvous_store, name, rank, deadline)
         address = own or address
     store.set(f"rank/{rank}", json.dumps(asdict(RankInfo(host, _machine(), address, reached))))
     everyone = [parse_rank_info(one) for one in collect(store, "rank", size, deadline)]
@@ -194,9 +311,7 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
     return [bytes(one) for one in store.multi_get(keys)]
 
 
-def _find_store(
-    rendezvous_store: RendezvousStore, stores: Stores, name: str, rank: int, deadline: float
-) -> tuple[Any, str, str, str]:
+def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
     """Rank 0's store, the address by which it was reached, this host's own towards it, and the job's secret."""
     seen = "rank 0 has not published the address of its store"
     while time.monotonic() < deadline:
@@ -204,7 +319,7 @@ def _find_store(
         if found is not None:
             info = parse_rendezvous_info(found)
             for address in info.addresses:
-                store, own = _try_store(stores, address, info)
+                store, own = _try_store(address, info)
                 if store is not None:
                     return store, address, own, info.secret
                 seen = f"its store at {address}:{info.port} cannot be reached ({own})"
@@ -213,12 +328,12 @@ def _find_store(
     raise TransportError(f"Rank {rank} cannot reach rank 0: {seen}. See the output of rank 0 for the cause.")
 
 
-def _try_store(stores: Stores, address: str, info: RendezvousInfo) -> tuple[Any, str]:
+def _try_store(address: str, info: RendezvousInfo) -> tuple[Any, str]:
     """The store and this host's own address towards it; None and what happened if it is not there."""
     try:
         with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
-        store = stores.join(address, info.port, _ANSWER_S)
+        store = join_store(address, info.port, _ANSWER_S)
         if store.check(["mark"]) and store.get("mark") == info.mark.encode():
             return store, own
     except (OSError, TransportError, RuntimeError) as error:

@@ -11,23 +11,22 @@ from collections.abc import Iterator, Sequence
 
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.transport.addresses import address_towards
-from hvdkit.transport.api import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
-from hvdkit.transport.gloo.library import Group, TcpStores, load_gloo
-from hvdkit.transport.gloo.messages import PeerMessages
-from hvdkit.transport.gloo.nonblocking import GlooWire
-from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox
-from hvdkit.transport.gloo.rendezvous import Rendezvous, collect, find_peers
-from hvdkit.transport.gloo.rendezvous_store import (
+from hvdkit.transport.gloo.library import GlooWire, host_store_at, join_store, load_gloo
+from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox, PeerMessages
+from hvdkit.transport.gloo.rendezvous import (
     HttpRendezvousStore,
+    Rendezvous,
     RendezvousStore,
     StoreLocation,
     TcpRendezvousStore,
+    collect,
+    find_peers,
 )
 from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import MessageRequest, Request, closed_before
@@ -45,14 +44,13 @@ def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousSt
     towards = address_towards(place.address)
     if place.kind == "http":
         return HttpRendezvousStore(place.address, place.port), towards
-    stores = TcpStores()
     if place.hosted and rank == 0:
-        return TcpRendezvousStore(lambda: stores.host_at(place.address, place.port)), towards
+        return TcpRendezvousStore(host_store_at(place.address, place.port)), towards
     deadline = time.monotonic() + _START_S
     if not place.hosted:  # it is there, unless its process has ended: torch's own wait cannot be cut short
         wait_for_listener(place.address, place.port, deadline)
     left_s = max(_LAST_TRY_S, deadline - time.monotonic())
-    return TcpRendezvousStore(lambda: stores.join(place.address, place.port, left_s)), towards
+    return TcpRendezvousStore(join_store(place.address, place.port, left_s)), towards
 
 
 def open_gloo(
@@ -63,15 +61,14 @@ def open_gloo(
     host: str,
     interface: str = "",
     towards: str = "",
-    arithmetic: Arithmetic | None = None,
     secret: str = "",
     store_name: str = "",
 ) -> GlooTransport:
     """A transport of all ranks that have the same rendezvous store; collective.
 
     host: name of this host, for messages. interface: that Gloo uses between hosts; "" for what leads to rank 0.
-    towards: the address of this host that others most likely reach. arithmetic: numpy's if None. secret: of the job, in
-    hex, the same on all ranks; "" if there is none yet. store_name: tells the store from others of this process.
+    towards: the address of this host that others most likely reach. secret: of the job, in hex, the same on all ranks;
+    "" if there is none yet. store_name: tells the store from others of this process.
     Raises MissingDependencyError without torch, TransportError if the ranks do not find each other.
     """
     load_gloo()
@@ -79,7 +76,6 @@ def open_gloo(
     with _stores_explained(rank):
         rendezvous = find_peers(
             store,
-            TcpStores(),
             rank,
             size,
             name=f"rendezvous-{next(_rendezvous_numbers[store_name])}",
@@ -96,7 +92,7 @@ def open_gloo(
             places = [(address, int(port)) for address, port in told]
             connections = connect_all(listener, rank, places, rendezvous.secret, deadline)
     peers = PeerConnections(rank, connections, rendezvous.hosts)
-    return GlooTransport(rendezvous, peers, range(size), "world", arithmetic or NumpyArithmetic())
+    return GlooTransport(rendezvous, peers, range(size), "world", NumpyArithmetic())
 
 
 @contextlib.contextmanager
@@ -177,25 +173,18 @@ class GlooTransport(BaseTransport):
     def _connect(self, key: str) -> GlooWire:
         rendezvous = self._rendezvous
         self._assemble(key)
-        group = Group(rendezvous.store, key, self.rank, self.size, rendezvous.address, self._explain)
-        barrier = group.barrier()  # a rank that closes its connections breaks those that others still make
+        wire = GlooWire(rendezvous.store, key, self.rank, self.size, rendezvous.address, self._explain)
+        barrier = wire.barrier()  # a rank that closes its connections breaks those that others still make
         barrier.check = self.check
         barrier.wait()
-        return GlooWire(group, self.rank, self.size)
+        return wire
 
-    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        check_message(peer, tag, self.rank, self.size)
-        return self._watched(MessageRequest(self._open_messages().send(buffer, peer, tag)))
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        check_message(peer, tag, self.rank, self.size)
-        return self._watched(MessageRequest(self._open_messages().receive(buffer, peer, tag)))
-
-    def _open_messages(self) -> PeerMessages:
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
         if self._messages is None:
             self._check_open()
             self._messages = PeerMessages(PeerMailbox(self._peers, self.ranks, _channel(f"{self._key} messages")))
-        return self._messages
+        begin = self._messages.send if sends else self._messages.receive
+        return self._watched(MessageRequest(begin(buffer, peer, tag)))
 
     def split(self, groups: Groups) -> GlooTransport | None:
         """See Transport.split. Nothing is sent: all ranks know the groups, and count them alike."""
@@ -203,16 +192,17 @@ class GlooTransport(BaseTransport):
         key, number = self._name(), find_group(groups, self.rank)
         if number is None:
             return None
-        members, key = [self.ranks[rank] for rank in groups[number]], f"{key}.{number}"
-        return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
+        return self._group([self.ranks[rank] for rank in groups[number]], f"{key}.{number}")
+
+    def _group(self, ranks: Sequence[int], key: str) -> GlooTransport:
+        return GlooTransport(self._rendezvous, self._peers, ranks, key, self.arithmetic, self.between.algorithm)
 
     def create_group(self, ranks: Sequence[int]) -> GlooTransport:
         """See Transport.create_group. Each rank counts the groups of these ranks that it makes."""
         check_groups([ranks], self.size)
         members = tuple(self.ranks[rank] for rank in ranks)
         number = self._groups[members] = self._groups[members] + 1
-        key = f"{self._key}/{'.'.join(map(str, members))}.{number}"
-        return GlooTransport(self._rendezvous, self._peers, members, key, self.arithmetic, self.between.algorithm)
+        return self._group(members, f"{self._key}/{'.'.join(map(str, members))}.{number}")
 
     def find_nodes(self) -> list[int]:
         """See BaseTransport.find_nodes. A host is what has one name and one boot."""

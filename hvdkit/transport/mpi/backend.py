@@ -16,7 +16,6 @@ from hvdkit.transport.mpi.library import (
     load_mpi,
     tells_of_lost_ranks,
 )
-from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
 from hvdkit.transport.mpi.transport import MpiTransport, open_mpi
 from hvdkit.transport.mpi.ulfm import has_changed
 from hvdkit.transport.part import Part, show_comm
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 can_load = can_load_mpi
 takes_calls_from_threads = calls_from_any_thread
-report_loss = tell_mpi_of_loss
 
 
 def connect(world: World, part: Part | None) -> tuple[MpiTransport, Abort | None]:

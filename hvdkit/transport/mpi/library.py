@@ -30,24 +30,10 @@ LARGEST_COUNT = 2**31 - 1
 _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
 
 
-class _Turns:
-    """Calls one after another, of whatever threads, where MPI wants that (MPI_THREAD_SERIALIZED)."""
-
-    def __init__(self) -> None:
-        self.needed = False
-        self.lock = threading.RLock()
-
-
-_turns = _Turns()
-
-
-class _Ending:
-    """process: in which hvdkit ends MPI, not mpi4py; 0 for none. Processes that it forks do not."""
-
-    process = 0
-
-
-_ending = _Ending()
+#: Does MPI want calls one after another, of whatever threads (MPI_THREAD_SERIALIZED)? Then they hold the lock.
+_take_turns, _turn = False, threading.RLock()
+#: The process in which hvdkit ends MPI, not mpi4py; 0 for none. Processes that it forks do not.
+_ending_process = 0
 
 
 def load_mpi() -> Any:
@@ -56,6 +42,7 @@ def load_mpi() -> Any:
     Raises MissingDependencyError without mpi4py or without an MPI library, TransportError if MPI has been finalized or
     allows calls from the main thread only.
     """
+    global _take_turns
     optional_import("mpi4py", "openmpi")
     try:
         mpi: Any = _import_mpi()
@@ -68,7 +55,7 @@ def load_mpi() -> Any:
     if not mpi.Is_initialized():
         _start(mpi)
     _check_threads(mpi)
-    _turns.needed = mpi.Query_thread() < mpi.THREAD_MULTIPLE
+    _take_turns = mpi.Query_thread() < mpi.THREAD_MULTIPLE
     return mpi
 
 
@@ -93,15 +80,16 @@ def _let_mpi4py_end(wish: bool | None) -> bool:
     A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either. In a world
     that may change ulfm.leave_mpi() does.
     """
+    global _ending_process
     ours = wish is not False and read_environment().get("HVDKIT_ELASTIC") == "1"
-    _ending.process = os.getpid() if ours else 0
+    _ending_process = os.getpid() if ours else 0
     return wish is not False and not ours
 
 
 def is_ours_to_end() -> bool:
     """Has MPI been started, and was mpi4py told not to end it?"""
     loaded = sys.modules.get("mpi4py.MPI")
-    if _ending.process != os.getpid() or loaded is None:
+    if _ending_process != os.getpid() or loaded is None:
         return False
     return bool(loaded.Is_initialized() and not loaded.Is_finalized())
 
@@ -134,7 +122,7 @@ def _start(mpi: Any) -> None:
 
 def calls_take_turns() -> bool:
     """Has each call of MPI to end before another one begins, of whatever thread?"""
-    return _turns.needed
+    return _take_turns
 
 
 def calls_from_any_thread() -> bool:
@@ -235,8 +223,8 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
     has failed.
     """
     try:
-        if _turns.needed:
-            with _turns.lock:
+        if _take_turns:
+            with _turn:
                 return function(*arguments)
         return function(*arguments)
     except Exception as error:

@@ -109,12 +109,8 @@ class StartedRanks:
             self._starters.append(source)
 
     def take_in(self, starters: Sequence[int]) -> None:
-        ulfm.grow([self._arrivals_of(starter) for starter in starters])
-
-    def _arrivals_of(self, starter: int) -> Arrivals:
-        if self.spawn is None or starter != self._comm.rank:
-            return Arrivals(starter)
-        return Arrivals(starter, self.spawn.bridge, self.spawn.count)
+        own = () if self.spawn is None else (self.spawn.bridge, self.spawn.count)
+        ulfm.grow([Arrivals(starter, *(own if starter == self._comm.rank else ())) for starter in starters])
 
     def forget(self) -> None:
         self._given_up = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.between.wire import Messages
+from hvdkit.transport.between.wire import Messages, Pending
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.mpi import library as mpi_library
 from hvdkit.transport.mpi.library import (
@@ -19,9 +19,8 @@ from hvdkit.transport.mpi.library import (
     operation,
     plain,
 )
-from hvdkit.transport.mpi.messages import MpiMessages
 from hvdkit.transport.polling import calls
-from hvdkit.transport.request import NOTHING, Request, closed_meanwhile
+from hvdkit.transport.request import NOTHING, Request, check_size, closed_meanwhile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,16 +48,53 @@ class _Message(MpiRequest):
         if not self._done:
             self._wire.check_open()
             self._done = bool(call_mpi(self._what, self._request.Test, self._status))
-            if self._done:
-                self._check_size()
+            if self._done and self._what == "MPI_Irecv":
+                check_size(self._status.Get_source(), self._status.Get_count(load_mpi().BYTE), self.out)
         return self._done
 
-    def _check_size(self) -> None:
-        if self._what == "MPI_Irecv" and (count := self._status.Get_count(load_mpi().BYTE)) != self.out.nbytes:
-            raise TransportError(
-                f"Rank {self._status.Get_source()} sent a message of {count} bytes, but {self.out.nbytes} bytes were "
-                "expected. Send and receive the same number of elements of the same dtype."
-            )
+
+class MpiMessages:
+    """See Messages; all are asked after at once. comm: closed by whoever made it."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._test_some = load_mpi().Request.Testsome
+        # mpi4py's requests hold the memory.
+        self._requests: list[MPI.Request] = []
+        self._pending: list[Pending] = []
+
+    def send(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        self._add(call_mpi("MPI_Isend", self._comm.Isend, moved(buffer), peer, tag), pending)
+
+    def receive(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
+        self._add(call_mpi("MPI_Irecv", self._comm.Irecv, moved(buffer), peer, tag), pending)
+
+    def _add(self, request: MPI.Request, pending: Pending) -> None:
+        calls().uncertain = True
+        self._requests.append(request)
+        self._pending.append(pending)
+        pending.count += 1
+
+    def turn(self) -> None:
+        if not self._requests:
+            return
+        try:
+            done = call_mpi("MPI_Testsome", self._test_some, self._requests)
+        except TransportError:
+            for request in self._requests:  # says what MPI_Testsome does not: which error it was
+                call_mpi("MPI_Test", request.Test)
+            raise
+        if not done:
+            return
+        woken = []
+        for at in sorted(done, reverse=True):
+            pending = self._pending.pop(at)
+            del self._requests[at]
+            pending.count -= 1
+            if not pending.count:
+                woken.append(pending)
+        for pending in reversed(woken):
+            pending.wake()
 
 
 class MpiWire:
@@ -105,18 +141,11 @@ class MpiWire:
     def barrier(self) -> MpiRequest:
         return self._begin("MPI_Ibarrier", NOTHING)
 
-    def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """See Transport.isend; of as many elements as MPI counts."""
-        return self._begin_message("MPI_Isend", buffer, peer, tag)
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """See Transport.ireceive; of as many elements as MPI counts."""
-        return self._begin_message("MPI_Irecv", buffer, peer, tag)
-
-    def _begin_message(self, what: str, buffer: Buffer, peer: int, tag: int) -> Request:
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        """See Transport.begin_message; of as many elements as MPI counts."""
         check_not_ended(self._mpi)
         calls().uncertain = True
-        memory = moved(buffer)
+        what, memory = "MPI_Isend" if sends else "MPI_Irecv", moved(buffer)
         return _Message(what, self, call_mpi(what, getattr(self.comm, what[4:]), memory, peer, tag), buffer, memory)
 
     def check_open(self) -> None:

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdkit.transport.api import check_message
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.base import BaseTransport
-from hvdkit.transport.between.cost import ALGORITHMS
-from hvdkit.transport.between.select import BetweenHosts
+from hvdkit.transport.between.select import ALGORITHMS, BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.mpi import library as mpi_library
@@ -19,6 +17,7 @@ from hvdkit.transport.mpi.communicators import create_comm, duplicate_comm, make
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_comm
 from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
+from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.request import AllRequests, MessageRequest, Request, closed_before
 from hvdkit.transport.small_collectives import gather_ints
@@ -65,15 +64,11 @@ class MpiTransport(BaseTransport):
             raise closed_before("MPI")
         return self._wire
 
-    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        check_message(peer, tag, self.rank, self.size)
-        wire = self.wire
-        return _together([wire.isend(part, peer, tag) for part in _countable(buffer)], buffer)
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        check_message(peer, tag, self.rank, self.size)
-        wire = self.wire
-        return _together([wire.ireceive(part, peer, tag) for part in _countable(buffer)], buffer)
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        wire, largest = self.wire, mpi_library.LARGEST_COUNT
+        parts = [buffer.slice(start, start + largest) for start in range(0, max(1, buffer.count), largest)]
+        requests = [wire.begin_message(part, peer, tag, sends=sends) for part in parts]
+        return MessageRequest(requests[0] if len(requests) == 1 else AllRequests(requests, buffer))
 
     def split(self, groups: Groups) -> MpiTransport | None:
         check_groups(groups, self.size)
@@ -110,6 +105,9 @@ class MpiTransport(BaseTransport):
     def open_wire(self) -> MpiWire:
         return MpiWire(self._more())
 
+    def report_loss(self, process: str) -> None:
+        tell_mpi_of_loss(process)
+
     def leave(self) -> None:
         """See Transport.leave. The others would wait for this rank in closing the mailboxes of all groups."""
         leave_mailboxes()
@@ -122,13 +120,3 @@ class MpiTransport(BaseTransport):
             if idle and self._spare is not None:
                 free_comm(self._spare)
             wire.close(idle=idle)
-
-
-def _countable(buffer: Buffer) -> list[Buffer]:
-    """The buffer in parts that MPI can count; one if it is empty."""
-    largest = mpi_library.LARGEST_COUNT
-    return [buffer.slice(start, start + largest) for start in range(0, max(1, buffer.count), largest)]
-
-
-def _together(requests: list[Request], buffer: Buffer) -> Request:
-    return MessageRequest(requests[0] if len(requests) == 1 else AllRequests(requests, buffer))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.buffer import COMPLEX, STORAGE
+from hvdkit.transport.buffer import STORAGE
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.library import REDUCIBLE
+from hvdkit.transport.nccl.library import REDUCIBLE, as_reals
 
-_PARTS = {"complex64": "float32", "complex128": "float64"}
 _MOST_TOGETHER = 64  # allreduces in an operation of NCCL
 
 
@@ -43,10 +42,10 @@ class DeviceArrays:
         self._group, self._factor = group, factor
         self._arrays: list[tuple[str, int]] = []
         for dtype, count in arrays:
-            part = _PARTS[dtype] if dtype in COMPLEX else dtype
+            part, width = as_reals(dtype)
             if part not in REDUCIBLE:
                 raise TransportError(f"NCCL cannot sum {dtype} on {group.where}; it sums {', '.join(REDUCIBLE)}.")
-            self._arrays.append((part, count * (2 if dtype in COMPLEX else 1)))
+            self._arrays.append((part, count * width))
         self.nbytes = sum(STORAGE[dtype].itemsize * count for dtype, count in arrays)
         self.sent_bytes = 2 * (group.size - 1) * self.nbytes // group.size
         self._ready, self._done = group.device.make_event(), group.device.make_event()

@@ -6,19 +6,18 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import HvdkitError, TransportError
-from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import COMPLEX, Buffer
+from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, PhasedBuckets, Phases, under_way
+from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.device import Event
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE
+from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, as_reals
 
 #: New device memory of so many elements of a dtype.
 Allocate = Callable[[int, str], Buffer]
-_PARTS = {"complex64": "float32", "complex128": "float64"}
 
 
-class NcclBuckets:
+class NcclBuckets(PhasedBuckets):
     """See Buckets. All buckets may be in use at once; a bucket's work is ordered by streams.
 
     start() takes the numbers that the framework's current stream writes to the bucket until then; after wait() that
@@ -29,8 +28,6 @@ class NcclBuckets:
     allocate, scale: the framework's; scale multiplies a buffer in place on the stream that the calling thread gives
     work to, which is current_stream.
     """
-
-    sent_bytes: int
 
     def __init__(
         self,
@@ -48,10 +45,10 @@ class NcclBuckets:
         self._counts = [-(-spec.count // size) for spec in specs]
         whole = [allocate(count * size, spec.dtype) for count, spec in zip(self._counts, specs, strict=True)]
         self._whole = whole
-        self.memory: Sequence[Buffer] = [one.slice(0, spec.count) for one, spec in zip(whole, specs, strict=True)]
+        self.memory = [one.slice(0, spec.count) for one, spec in zip(whole, specs, strict=True)]
         self.depth = len(self._specs)
-        self.owned: Sequence[tuple[int, int]] = [(0, 0)] * len(self._specs)
-        self.shard: Sequence[tuple[int, int]] = [
+        self.owned = [(0, 0)] * len(self._specs)
+        self.shard = [
             (min(rank * count, spec.count), min((rank + 1) * count, spec.count))
             for count, spec in zip(self._counts, specs, strict=True)
         ]
@@ -60,51 +57,27 @@ class NcclBuckets:
         self._events: list[tuple[Event, Event]] = [(device.make_event(), device.make_event()) for _ in specs]
         self._under_way: set[int] = set()
 
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.start; there are no in-place segments."""
-        spec, buffer = self._specs[index], self._whole[index]
-
-        def reduce(communicator: Communicator, stream: int) -> None:
-            dtype, width = _as_reals(spec.dtype)
-            op, count = OPERATIONS[spec.op], spec.count * width
-            communicator.all_reduce(buffer.pointer, buffer.pointer, count, REDUCIBLE[dtype], op, stream)
-
-        self._prescale(index)
-        self._run(index, reduce)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.reduce_scatter."""
-        spec, buffer, count = self._specs[index], self._whole[index], self._counts[index]
-
-        def reduce(communicator: Communicator, stream: int) -> None:
-            dtype, width = _as_reals(spec.dtype)
-            op = OPERATIONS[spec.op]
-            own = buffer.pointer + self._group.rank * count * buffer.itemsize
-            communicator.reduce_scatter(buffer.pointer, own, count * width, REDUCIBLE[dtype], op, stream)
-
-        self._prescale(index)
-        self._run(index, reduce)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.all_gather."""
-        spec, buffer, count = self._specs[index], self._whole[index], self._counts[index]
-
-        def gather(communicator: Communicator, stream: int) -> None:
-            dtype, width = _as_reals(spec.dtype)
-            own = buffer.pointer + self._group.rank * count * buffer.itemsize
-            communicator.all_gather(own, buffer.pointer, count * width, REDUCIBLE[dtype], stream)
-
-        self._run(index, gather)
-
-    def _prescale(self, index: int) -> None:
-        factor = self._specs[index].prescale * self._specs[index].postscale
-        if factor != 1.0:
-            self._scale(self.memory[index], factor)
-
-    def _run(self, index: int, body: Callable[[Communicator, int], None]) -> None:
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        """See PhasedBuckets; there are no in-place segments."""
         if index in self._under_way:
-            raise RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
-        self._group.run(body, self._current_stream(), *self._events[index])
+            raise under_way(index)
+        spec, address, shard = self._specs[index], self._whole[index].pointer, self._counts[index]
+        dtype, width = as_reals(spec.dtype)
+        kind, op = REDUCIBLE[dtype], OPERATIONS[spec.op]
+        own = address + self._group.rank * shard * self._whole[index].itemsize
+
+        def enqueue(communicator: Communicator, stream: int) -> None:
+            if phases == ALLREDUCE:
+                communicator.all_reduce(address, address, spec.count * width, kind, op, stream)
+            elif phases.reduce_scatter:
+                communicator.reduce_scatter(address, own, shard * width, kind, op, stream)
+            else:
+                communicator.all_gather(own, address, shard * width, kind, stream)
+
+        factor = spec.prescale * spec.postscale
+        if phases.reduce_scatter and factor != 1.0:
+            self._scale(self.memory[index], factor)
+        self._group.run(enqueue, self._current_stream(), *self._events[index])
         self._under_way.add(index)
 
     def advance(self) -> bool:
@@ -120,7 +93,6 @@ class NcclBuckets:
 
     @property
     def busy(self) -> bool:
-        """See Buckets.busy."""
         return not all(self.finished(index) for index in list(self._under_way))
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
@@ -139,12 +111,7 @@ class NcclBuckets:
 
 
 def _check(spec: BucketSpec) -> None:
-    dtype, _ = _as_reals(spec.dtype)
+    dtype, _ = as_reals(spec.dtype)
     if spec.wire != "none" or dtype not in REDUCIBLE:
         wire = f" with {spec.wire} on the wire" if spec.wire != "none" else ""
         raise TransportError(f"NCCL cannot reduce {spec.dtype}{wire}; it reduces {', '.join(REDUCIBLE)} as they are.")
-
-
-def _as_reals(dtype: str) -> tuple[str, int]:
-    """The dtype of a number's parts, and how many there are."""
-    return (_PARTS[dtype], 2) if dtype in COMPLEX else (dtype, 1)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from hvdkit.transport.buffer import COMPLEX, FLOATS, Buffer
 from hvdkit.transport.nccl.communicator import Communicator
-from hvdkit.transport.nccl.library import BYTES, OPERATIONS, REDUCIBLE
+from hvdkit.transport.nccl.library import BYTES, OPERATIONS, REDUCIBLE, as_reals
 
-_PARTS = {"complex64": "float32", "complex128": "float64"}
 #: A bool is a byte of 0 or 1: op -> what it is of bytes.
 _OF_BOOLS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 _MOST_TOGETHER = 32  # allreduces in an operation of NCCL
@@ -39,7 +38,7 @@ class Reduction:
     """
 
     def __init__(self, communicator: Communicator, dtype: str, op: str, factor: float) -> None:
-        name, self.width = (_PARTS[dtype], 2) if dtype in COMPLEX else (dtype, 1)
+        name, self.width = as_reals(dtype)
         if dtype == "bool":
             self.dtype, self.op = BYTES, OPERATIONS[_OF_BOOLS[op]]
         elif op in ("sum", "average"):

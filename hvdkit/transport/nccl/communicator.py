@@ -75,15 +75,18 @@ class Communicator:
         identity = broadcast(unique_id.to_bytes())
         ctypes.memmove(ctypes.byref(unique_id), identity, len(identity))
         handle = c_void_p()
-        config = make_config(blocking=False)
-        library.call("ncclCommInitRankConfig", handle, size, unique_id, rank, config, where=where, handle=handle)
-        communicator = cls(library, handle, rank, size, where, check, timeout_s)
+        arguments = handle, size, unique_id, rank, make_config()
+        library.call("ncclCommInitRankConfig", *arguments, where=where, handle=handle)
+        return cls(library, handle, rank, size, where, check, timeout_s)._connected("ncclCommInitRankConfig")
+
+    def _connected(self, function: str) -> Communicator:
+        """This communicator, once `function` has connected it."""
         try:
-            communicator._complete("ncclCommInitRankConfig")
+            self._complete(function)
         except BaseException:
-            communicator.abort()
+            self.abort()
             raise
-        return communicator
+        return self
 
     def scaled_sum(self, dtype: str, factor: float) -> int:
         """The operation that multiplies every rank's numbers by `factor`, in their dtype, and adds them up.
@@ -174,7 +177,7 @@ class Communicator:
         if not self.library.has("ncclCommShrink"):
             raise TransportError("ncclCommShrink needs NCCL 2.27 or later; connect() makes a new communicator.")
         self._check = check
-        handle, config = c_void_p(), make_config(blocking=False)
+        handle, config = c_void_p(), make_config()
         self._shrunk = handle  # NCCL may write it after a wait that was given up
         excluded = (c_int * len(lost))(*sorted(lost))
         arguments = (self._handle, excluded, len(lost), handle, config, SHRINK_ABORT)
@@ -185,13 +188,9 @@ class Communicator:
         rank = self.rank - sum(one < self.rank for one in lost)
         rest = Communicator(self.library, handle, rank, self.size - len(lost), self.where, self._check, self._timeout_s)
         try:
-            rest._complete("ncclCommShrink")
-        except BaseException:
-            rest.abort()
-            raise
+            return rest._connected("ncclCommShrink")
         finally:
             self.abort()
-        return rest
 
     def abort(self) -> None:
         """End what is under way on this rank, and free the communicator; not collective. Calling it twice is fine."""

@@ -7,21 +7,20 @@ before run() comes before NCCL's work; what it is given after join() comes after
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
-
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.cuda import CudaDevice
 from hvdkit.transport.device import Event
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.library import Library
+from hvdkit.transport.small_collectives import broadcast_bytes
 
 _POLL_S = 0.0005
 _CLOSE_S = 10.0  # for the other ranks to close theirs
@@ -57,17 +56,13 @@ class DeviceGroup:
         self._last: Event | None = None
         self._runs = self._finished_runs = self._warned_runs = 0
         self._pending, self._lost_s = (0, 0.0), 0.0  # seen by inspect(): operations and since when; a rank that is lost
+        broadcast = functools.partial(broadcast_bytes, transport, root=0)
         with device.current():
             self._communicator = Communicator.connect(
-                library, self.rank, self.size, self._broadcast, where, transport.check, timeout_s
+                library, self.rank, self.size, broadcast, where, transport.check, timeout_s
             )
         self._stream = device.make_stream(high_priority=True)
         self._closed = False
-
-    def _broadcast(self, identity: bytes) -> bytes:
-        array = np.frombuffer(identity, np.uint8).copy()
-        self.transport.broadcast(as_buffer(array), 0)
-        return array.tobytes()
 
     def run(self, body: Body, producer: int, ready: Event, done: Event) -> None:
         """Let `body` enqueue operations after what the stream `producer` has been given; all ranks do so in one order.

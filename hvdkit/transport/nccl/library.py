@@ -61,8 +61,15 @@ REDUCIBLE = {
 }
 #: ncclDataType_t of memory that is moved and not reduced.
 BYTES = REDUCIBLE["uint8"]
+#: Complex dtype -> that of its parts.
+_PARTS = {"complex64": "float32", "complex128": "float64"}
 #: Name of an operation -> ncclRedOp_t.
 OPERATIONS = {"sum": 0, "product": 1, "max": 2, "min": 3, "average": 4}
+
+
+def as_reals(dtype: str) -> tuple[str, int]:
+    """The dtype of the real numbers that an element consists of, and how many there are."""
+    return (_PARTS[dtype], 2) if dtype in _PARTS else (dtype, 1)
 
 
 class UniqueId(ctypes.Structure):
@@ -92,11 +99,11 @@ class Config(ctypes.Structure):
     )
 
 
-def make_config(*, blocking: bool) -> Config:
-    """A Config in which all else is left to NCCL and its variables."""
+def make_config() -> Config:
+    """A Config of calls that do not block, in which all else is left to NCCL and its variables."""
     undefined = (_UNDEFINED,) * 3
     version = OLDEST[0] * 10000 + OLDEST[1] * 100 + OLDEST[2]
-    return Config(ctypes.sizeof(Config), _MAGIC, version, int(blocking), *undefined, None, _UNDEFINED, _UNDEFINED)
+    return Config(ctypes.sizeof(Config), _MAGIC, version, 0, *undefined, None, _UNDEFINED, _UNDEFINED)
 
 
 _COMMUNICATOR = _STREAM = _MEMORY = c_void_p
@@ -117,7 +124,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclSend": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclRecv": (_MEMORY, c_size_t, c_int, c_int, _COMMUNICATOR, _STREAM),
     "ncclRedOpCreatePreMulSum": (POINTER(c_int), c_void_p, c_int, c_int, _COMMUNICATOR),
-    "ncclRedOpDestroy": (c_int, _COMMUNICATOR),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
     "ncclGetErrorString": (c_int,),

@@ -32,8 +32,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.transport.api import Crossing, Transport
+from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
+from hvdkit.transport.between.buckets import WireCrossing
 from hvdkit.transport.buckets import (
     BucketSpec,
     InPlaceSegment,
@@ -46,8 +47,7 @@ from hvdkit.transport.buckets import (
 from hvdkit.transport.buffer import STORAGE, Buffer, make_buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
-from hvdkit.transport.shared.flags import Flags, flag_bytes
-from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
 
 _ALIGN = 64  # bytes: a cache line
 
@@ -116,7 +116,7 @@ class SharedBuckets(SteppedBuckets):
         check: Callable[[], None],
         directory: str,
         shards: int,
-        crossing: Crossing | None = None,
+        crossing: WireCrossing | None = None,
         depth: int | None = None,
     ) -> None:
         super().__init__(check)

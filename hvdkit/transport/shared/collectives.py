@@ -17,8 +17,7 @@ from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import STORAGE, Array, Buffer, Op
 from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.shared.buckets import plan_shards
-from hvdkit.transport.shared.flags import Flags, flag_bytes
-from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
 
 _LINE = 64  # bytes of a cache line
 
@@ -237,15 +236,9 @@ class Exchange(_Memory):
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
         """Fill `buffer` (n,) with the root's."""
-        data = _bytes(buffer)
-        calls().begun += 1
-        for at in range(0, data.size, self._room):
-            memory, piece = self._next(), data[at : at + self._room]
-            if self._rank == root:
-                memory[root][: piece.size] = piece
-            self._meet()
-            if self._rank != root:
-                piece[:] = memory[root][: piece.size]
+        data, nothing = _bytes(buffer), np.empty(0, np.uint8)
+        outs = [data if rank == root else nothing for rank in range(self._size)]
+        self._share(outs[self._rank], outs, range(self._size))
 
     def _share(self, own: Array, outs: Sequence[Array], readers: Sequence[int]) -> None:
         """Give this rank's bytes to all readers, which put those of rank r in outs[r]."""
@@ -270,9 +263,7 @@ class Exchange(_Memory):
         step = room // storage.itemsize
         for at in range(0, max(piece.count for piece in pieces), step):
             memory = self._next()
-            for peer in self._peers:
-                part = _bytes(pieces[peer].slice(at, at + step))
-                memory[self._rank][peer * room : peer * room + part.size] = part
+            self._write(memory, [_bytes(piece.slice(at, at + step)) for piece in pieces], room)
             self._meet()
             target = out.slice(at, at + step)
             if not target.count:
@@ -301,9 +292,7 @@ class Exchange(_Memory):
         while step < steps:
             memory, at = self._next(), step * room
             memory[self._rank][:8].view(np.int64)[0] = steps
-            for peer in self._peers:
-                part, start = ins[peer][at : at + room], _LINE + peer * room
-                memory[self._rank][start : start + part.size] = part
+            self._write(memory, [piece[at : at + room] for piece in ins], room, _LINE)
             self._meet()
             steps = max(steps, *(int(memory[peer][:8].view(np.int64)[0]) for peer in self._peers))
             start = _LINE + self._rank * room
@@ -321,15 +310,19 @@ class Exchange(_Memory):
         for at in range(0, target.size, room):
             memory = self._next()
             if self._rank == root:
-                for peer in self._peers:
-                    part = ins[peer][at : at + room]
-                    memory[root][peer * room : peer * room + part.size] = part
+                self._write(memory, [piece[at : at + room] for piece in ins], room)
             self._meet()
             if self._rank != root:
                 part = target[at : at + room]
                 part[:] = memory[root][self._rank * room : self._rank * room + part.size]
         if self._rank == root:
             target[:] = ins[root]
+
+    def _write(self, memory: Sequence[Array], parts: Sequence[Array], room: int, first: int = 0) -> None:
+        """Lay down this rank's part for each peer, `room` bytes apart, from byte `first` on."""
+        for peer in self._peers:
+            start = first + peer * room
+            memory[self._rank][start : start + parts[peer].size] = parts[peer]
 
     def _next(self) -> list[Array]:
         """Begin a step: every rank's memory for it."""

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.shared.flags import order
-from hvdkit.transport.shared.segment import Segment, open_segment
+from hvdkit.transport.shared.segment import Segment, open_segment, order
 
 _LINE = 64  # bytes of a cache line
 _LENGTH = struct.Struct("<q")

@@ -2,6 +2,8 @@
 
 Ranks that are killed before that leave the name behind. The one that made it holds a lock on the file, which the system
 takes away when the process ends; so whoever makes the next one can tell, and removes it.
+
+Flags are numbers in it, with which ranks tell each other that something is done.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import errno
 import fcntl
 import mmap
 import os
+import platform
 import secrets
 import socket
+import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,26 +62,23 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
     total = sum(parts)
     path = os.path.join(directory, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}") if group.rank == 0 else ""
     descriptor, failure = -1, 0
-    if group.rank == 0:
+    try:
         try:
-            remove_abandoned(directory)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, total)
+            if group.rank == 0:
+                remove_abandoned(directory)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, total)
         except OSError as error:
             failure = error.errno or errno.EIO
-    try:
         shown = broadcast_bytes(group, b"" if failure else path.encode(), 0).decode()
-        if group.rank != 0 and shown:
-            try:
+        try:
+            if group.rank != 0 and shown:
                 descriptor = os.open(shown, os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                failure = error.errno or errno.EIO
-        if descriptor >= 0 and parts[group.rank]:
-            try:
+            if descriptor >= 0 and parts[group.rank]:
                 os.posix_fallocate(descriptor, sum(parts[: group.rank]), parts[group.rank])
-            except OSError as error:
-                failure = error.errno or errno.EIO
+        except OSError as error:
+            failure = error.errno or errno.EIO
         failures = gather_ints(group, failure)
     finally:
         if group.rank == 0 and descriptor >= 0:
@@ -126,3 +127,64 @@ def _explain(failures: Sequence[int], total: int, directory: str) -> str:
             f"it between the containers (docker --ipc=host), {_WAY_ON}."
         )
     return f"Shared memory could not be created in {directory} on {host}: {who}. Correct this, {_WAY_ON}."
+
+
+_LINE = 8  # int64 in a cache line, so that no two ranks write to the same one
+
+_gate = threading.Lock()
+
+
+def _fence() -> None:
+    # A release followed by an acquire of the same lock keeps what was written before it from being seen after it.
+    with _gate:
+        pass
+    with _gate:
+        pass
+
+
+def _no_fence() -> None:
+    """x86 lets stores be seen in the order in which they were made."""
+
+
+_ordered = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+order: Callable[[], None] = _no_fence if _ordered else _fence
+
+
+def flag_bytes(ranks: int, count: int) -> int:
+    """Bytes of shared memory for `count` flags of each of `ranks` ranks."""
+    return ranks * _padded(count) * 8
+
+
+def _padded(count: int) -> int:
+    return -(-count // _LINE) * _LINE
+
+
+class Flags:
+    """`count` generation numbers for each rank of a host; each rank raises its own and reads all.
+
+    memory: (flag_bytes(ranks, count),) uint8, shared, zeroed, aligned to 64 bytes.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], *, rank: int, ranks: int, count: int) -> None:
+        stride = _padded(count)
+        self._numbers = memory.data.cast("q")  # much faster than numpy for single numbers
+        self._own = rank * stride
+        self._peers = [peer * stride for peer in range(ranks) if peer != rank]
+
+    def show(self, index: int, generation: int) -> None:
+        """Tell the others that this rank has done `generation` of `index`, and all that it wrote before."""
+        order()
+        self._numbers[self._own + index] = generation
+
+    def everyone(self, index: int, generation: int) -> bool:
+        """Have all others done `generation` of `index`?"""
+        numbers = self._numbers
+        for start in self._peers:
+            if numbers[start + index] < generation:
+                return False
+        order()
+        return True
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._numbers.release()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from hvdkit.errors import RankLostError, TransportError
-from hvdkit.transport.api import Crossing, Transport, check_root
+from hvdkit.errors import RankLostError
+from hvdkit.transport.api import Transport, check_root
 from hvdkit.transport.arithmetic import Arithmetic, check_scale
+from hvdkit.transport.between.buckets import WireCrossing
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.division import Groups, find_group
@@ -21,6 +22,8 @@ from hvdkit.transport.shared.mailbox import open_shared_mailbox
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
+
+Opened = TypeVar("Opened", Slots, Stage, Exchange)
 
 
 class SharedMemoryTransport(Transport):
@@ -45,16 +48,11 @@ class SharedMemoryTransport(Transport):
         directory: str = "/dev/shm",
         small_bytes: int = 64 * 1024,
         shards: int | None = None,
-        open_crossing: Callable[[], Crossing] | None = None,
+        open_crossing: Callable[[], WireCrossing] | None = None,
         job_rank: int | None = None,
         members: Sequence[int] | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        if shards is None and local.size != base.size:
-            raise TransportError(
-                f"HVDKIT_TRANSPORT=shared_memory needs all {base.size} ranks on one host, but only {local.size} are "
-                f"on {host}. Use HVDKIT_TRANSPORT=hierarchical or auto."
-            )
         self.rank, self.size, self.backend = base.rank, base.size, base.backend
         self._base, self._local, self._host = base, local, host
         self._directory, self._small_bytes = directory, small_bytes
@@ -69,6 +67,7 @@ class SharedMemoryTransport(Transport):
         self._slots: Slots | None = None
         self._stage: Stage | None = None
         self._opened_exchange: Exchange | None = None
+        self._opened: list[Slots | Stage | Exchange] = []
         self._closed = False
 
     @property
@@ -86,10 +85,12 @@ class SharedMemoryTransport(Transport):
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
-            (self._slots or self._open_slots()).allreduce(buffer, op, scale, self._base.arithmetic)
+            self._slots = self._slots or self._open(Slots)
+            self._slots.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes and self._slot_bytes:
-            (self._stage or self._open_stage()).allreduce(buffer, op, scale, self._base.arithmetic)
+            self._stage = self._stage or self._open(Stage)
+            self._stage.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes < self._small_bytes or not nbytes:
             self._base.allreduce(buffer, op, scale)
@@ -129,54 +130,53 @@ class SharedMemoryTransport(Transport):
     def broadcast(self, buffer: Buffer, root: int) -> None:
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
-            (self._slots or self._open_slots()).broadcast(buffer, root, self._base.arithmetic)
+            self._slots = self._slots or self._open(Slots)
+            self._slots.broadcast(buffer, root, self._base.arithmetic)
         elif buffer.array.nbytes and self._slot_bytes:
             check_root(root, self.size)
-            self._exchange().broadcast(buffer, root)
+            self._exchange.broadcast(buffer, root)
         else:
             self._base.broadcast(buffer, root)
 
-    def _open_slots(self) -> Slots:
-        self._slots = Slots(self._base, self._directory, self._liveness.check)
-        return self._slots
-
-    def _open_stage(self) -> Stage:
-        self._stage = Stage(self._base, self._directory, self._liveness.check)
-        return self._stage
-
+    @property
     def _exchange(self) -> Exchange:
-        if self._opened_exchange is None:
-            self._opened_exchange = Exchange(self._base, self._directory, self._liveness.check)
+        self._opened_exchange = self._opened_exchange or self._open(Exchange)
         return self._opened_exchange
+
+    def _open(self, kind: type[Opened]) -> Opened:
+        """Collective; so not by functools.cached_property, whose lock all transports share before Python 3.12."""
+        memory = kind(self._base, self._directory, self._liveness.check)
+        self._opened.append(memory)
+        return memory
 
     def allgather_into(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
         if self._slot_bytes:
-            self._exchange().allgather(pieces, buffer)
+            self._exchange.allgather(pieces, buffer)
         else:
             super().allgather_into(pieces, buffer)
 
     def reducescatter_into(self, out: Buffer, pieces: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         check_scale(out.dtype, scale)
         if self._slot_bytes:
-            self._exchange().reducescatter(out, pieces, op, scale, self.arithmetic)
+            self._exchange.reducescatter(out, pieces, op, scale, self.arithmetic)
         else:
             super().reducescatter_into(out, pieces, op, scale)
 
     def alltoall_into(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
         if self._slot_bytes:
-            self._exchange().alltoall(received, sent)
+            self._exchange.alltoall(received, sent)
         else:
             super().alltoall_into(received, sent)
 
     def gather_into(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
         if self._slot_bytes:
-            self._exchange().gather(pieces, buffer, root)
+            self._exchange.gather(pieces, buffer, root)
         else:
             super().gather_into(pieces, buffer, root)
 
     def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
         if self._slot_bytes:
-            self._exchange().scatter(out, pieces, root)
+            self._exchange.scatter(out, pieces, root)
         else:
             super().scatter_into(out, pieces, root)
 
@@ -187,7 +187,10 @@ class SharedMemoryTransport(Transport):
         self._base.barrier()
 
     def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
-        """See Transport.iallreduce. Non-blocking forms and messages are the base's: MPI has shared memory too."""
+        """See Transport.iallreduce. Non-blocking forms and messages are the base's: MPI has shared memory too.
+
+        It does not know whose process has ended; so the requests are watched here.
+        """
         return self._watched(self._base.iallreduce(buffer, op, scale))
 
     def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
@@ -205,15 +208,8 @@ class SharedMemoryTransport(Transport):
     def ibarrier(self) -> Request:
         return self._watched(self._base.ibarrier())
 
-    def isend(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        return self._watched(self._base.isend(buffer, peer, tag))
-
-    def ireceive(self, buffer: Buffer, peer: int, tag: int = 0) -> Request:
-        return self._watched(self._base.ireceive(buffer, peer, tag))
-
-    def _watched(self, request: Request) -> Request:
-        request.check = self.check  # the base does not know whose process has ended
-        return request
+    def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        return self._watched(self._base.begin_message(buffer, peer, tag, sends=sends))
 
     def split(self, groups: Groups) -> Transport | None:
         base = self._base.split(groups)
@@ -292,12 +288,8 @@ class SharedMemoryTransport(Transport):
         idle = idle and self._all_close()
         self._liveness.close()
         self._drop_staging()
-        if self._slots is not None:
-            self._slots.close()
-        if self._stage is not None:
-            self._stage.close()
-        if self._opened_exchange is not None:
-            self._opened_exchange.close()
+        for memory in self._opened:
+            memory.close()
         if self._local is not self._base:
             self._local.close(idle=idle)
         self._base.close(idle=idle)
