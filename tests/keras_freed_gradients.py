@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from typing import Any
 
 import keras
 import numpy as np
-from keras_training import ROWS, joined
+from keras_training import ROWS, joined, raises
 
 import hvdkit.keras as hvd
 from hvdkit.engine.sharding.arrays import ShardedArrays
@@ -92,3 +93,47 @@ def on_tensorflow(shard: str) -> int:
         finally:
             ShardedArrays.arrived = arrived  # type: ignore
     return most[0]
+
+
+def on_torch(shard: str) -> int:
+    """So many tensors' gradients exist together, at most: those of parameters, and those that were handed over."""
+    held: dict[int, Any] = {}
+    most = [0]
+    arrived = ShardedArrays.arrived
+
+    def note(arrays: ShardedArrays, tensor: int, gradient: Any) -> None:
+        held[tensor] = weakref.ref(gradient)
+        arrived(arrays, tensor, gradient)
+        of_parameters = {
+            index for index, variable in enumerate(model.trainable_variables) if variable.value.grad is not None
+        }
+        handed_over = {index for index, one in held.items() if one() is not None and one() is not gradient}
+        most[0] = max(most[0], len(of_parameters | handed_over))
+
+    with joined(fusion_bytes=_BYTES, buckets_in_flight=1):
+        ShardedArrays.arrived = note  # type: ignore
+        try:
+            model = _deep()
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=shard), "mse")
+            x = np.ones((2 * ROWS, _WIDTH), "float32")
+            model.fit(x, x, batch_size=ROWS, verbose=0)
+        finally:
+            ShardedArrays.arrived = arrived  # type: ignore
+    return most[0]
+
+
+def misused_on_torch(change: bool) -> None:
+    """A second backward, or with `change` a gradient that was changed before apply(), is an error."""
+    torch = importlib.import_module("torch")
+    with joined():
+        model = _deep()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard="gradients")
+        optimizer.build(model.trainable_variables)
+        loss = optimizer.scale_loss((model(torch.ones(3, _WIDTH)) ** 2).mean())
+        loss.backward(retain_graph=True)
+        if change:
+            with raises(ValueError, "was sent during backward()"):
+                optimizer.apply([torch.zeros_like(one.value) for one in model.trainable_variables])
+        else:
+            with raises(RuntimeError, "call backward() once before apply()"):
+                loss.backward()

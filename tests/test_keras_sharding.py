@@ -17,6 +17,7 @@ _CASES = [
     pytest.param("tensorflow", 2, _SOME + _OTHERS[1:], "optimizer", marks=pytest.mark.slow),
     pytest.param("tensorflow", 2, _SOME, "gradients", marks=pytest.mark.slow),
     pytest.param("torch", 2, _SOME + _OTHERS, "optimizer", marks=pytest.mark.slow),
+    pytest.param("torch", 2, _SOME, "gradients", marks=pytest.mark.slow),
     pytest.param("jax", 2, ["AdamW", "accumulation"], "optimizer", marks=pytest.mark.slow),
     pytest.param("jax", 2, [*_SOME, "Adam", "Nadam"], "gradients", marks=pytest.mark.slow),
 ]
@@ -31,6 +32,19 @@ def test_ranks_train_as_without_shard(backend: str, size: int, specs: list[str],
 def test_gradients_are_sent_during_backward_on_tensorflow() -> None:
     assert run_check(3, "tensorflow", "keras_freed_gradients:on_tensorflow", "optimizer") == [16] * 3
     assert max(run_check(3, "tensorflow", "keras_freed_gradients:on_tensorflow", "gradients")) <= 4
+
+
+@pytest.mark.keras("torch")
+def test_gradients_are_sent_during_backward_on_torch() -> None:
+    assert min(run_check(2, "torch", "keras_freed_gradients:on_torch", "optimizer")) >= 32
+    assert max(run_check(2, "torch", "keras_freed_gradients:on_torch", "gradients")) <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.keras("torch")
+@pytest.mark.parametrize("change", [True, False])
+def test_gradients_that_were_sent_are_not_changed(change: bool) -> None:
+    run_check(2, "torch", "keras_freed_gradients:misused_on_torch", change)
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ Sum = Callable[[Array], None]
 class ShardDriver(Protocol):
     """Reduces gradients to pieces, and gathers variables, inside of a compiled step as well as outside.
 
-    tensors, variables: what is trained, in the same order. early: reduce gradients of a compiled step while the rest
-    of backward runs, so that all of them never exist together. Opened by all ranks together.
+    tensors, variables: what is trained, in the same order. early: reduce gradients while the rest of backward runs,
+    where the backend allows, so that all of them never exist together. Opened by all ranks together.
     """
 
     arrays: ShardedArrays
@@ -44,6 +44,9 @@ class ShardDriver(Protocol):
 
     def refresh(self, pieces: Sequence[Any]) -> None:
         """Give the variables of the pieces the values that the trained variables have there."""
+
+    def before_backward(self) -> None:
+        """The next gradients of the variables are those that scatter() is called for; not every loop says so."""
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients of the pieces (count,), of all ranks; None where no rank has one. Collective."""

@@ -18,6 +18,11 @@ class ShardedLossScale:
     Scaled gradients are reduce-scattered first; each rank looks at its pieces, and unscales them.
     """
 
+    def scale_loss(self, loss: Any) -> Any:
+        """See ShardedOptimizer.scale_loss."""
+        self._hvdkit_inner._hvdkit_before_backward()
+        return super().scale_loss(loss)  # type: ignore[misc]
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """The optimizer's own, on the pieces of gradients of all ranks."""
         if trainable_variables is not None:

@@ -21,11 +21,11 @@ from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, works
-from hvdkit.keras.sharding.drivers import Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.transport.buffer import STORAGE, Array
 
 
-class JaxShards:
+class JaxShards(ShardDriver):
     """See ShardDriver. Numbers on a GPU go through the host's memory."""
 
     def __init__(

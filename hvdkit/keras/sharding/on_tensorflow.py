@@ -16,7 +16,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
-from hvdkit.keras.sharding.drivers import Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
@@ -27,7 +27,7 @@ from hvdkit.transport.buffer import Array
 _AHEAD = 1
 
 
-class TensorflowShards:
+class TensorflowShards(ShardDriver):
     """See ShardDriver."""
 
     def __init__(

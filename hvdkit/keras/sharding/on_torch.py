@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
-from hvdkit.keras.sharding.drivers import Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.transport.buffer import Array
 
 
-class TorchShards:
+class TorchShards(ShardDriver):
     """See ShardDriver. Numbers on a GPU go through the host's memory.
 
     Nothing is early: Keras' step reads all gradients from the parameters after backward.
@@ -42,10 +45,21 @@ class TorchShards:
                     f"{tensor.name} has the strides {parameter.stride()}. Make its value contiguous before."
                 )
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=torch.get_num_threads())
-        self._add = add
+        self._add, self._early = add, early
         self._results = [
             torch.empty(piece.count, dtype=self._parameters[piece.tensor].dtype) for piece in self.arrays.pieces
         ]
+        self._names = [tensor.name for tensor in tensors]
+        #: The tensors whose gradients backward has handed over; None but between before_backward() and scatter().
+        self._arrived: set[int] | None = None
+        if early:
+            find = weakref.ref(self)
+            hooks = [
+                parameter.register_post_accumulate_grad_hook(functools.partial(_computed, find, index))
+                for index, parameter in enumerate(self._parameters)
+                if parameter.requires_grad
+            ]
+            weakref.finalize(self, _remove, hooks).atexit = False
 
     def _view(self, piece: Piece) -> torch.Tensor:
         flat: torch.Tensor = self._parameters[piece.tensor].detach().view(-1)
@@ -63,13 +77,46 @@ class TorchShards:
             if view.data_ptr() != variable.value.data_ptr():
                 variable.value.data = view
 
+    def before_backward(self) -> None:
+        """See ShardDriver.before_backward. Raises BackwardInterruptedError as ShardedArrays.begin() does."""
+        if self._early:
+            self._begin()
+            self._arrived = set()
+
+    def _begin(self) -> None:
+        self.arrays.begin([as_buffer(result).array for result in self._results])
+
+    def computed(self, tensor: int) -> None:
+        """Backward has computed a gradient: send and free it. Raises RuntimeError for the second one in a step."""
+        if self._arrived is None:
+            return
+        if tensor in self._arrived:
+            self._arrived = None
+            raise RuntimeError(
+                f'DistributedOptimizer(shard="gradients"): backward computed the gradient of {self._names[tensor]} '
+                f"again, after it was sent. Add up the losses and call backward() once before apply(), use "
+                f'gradient_accumulation_steps, or shard="optimizer".'
+            )
+        self._arrived.add(tensor)
+        parameter = self._parameters[tensor]
+        self.arrays.arrived(tensor, _array(parameter.grad.detach(), parameter.dtype))
+        parameter.grad = None
+
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """See ShardDriver.scatter."""
-        arrays = [
-            None if gradient is None else _array(gradient.detach(), parameter.dtype)
-            for gradient, parameter in zip(gradients, self._parameters, strict=True)
-        ]
-        unused = self.arrays.scatter(arrays, [as_buffer(result).array for result in self._results])
+        """See ShardDriver.scatter. Raises ValueError for a gradient that backward has handed over."""
+        if self._arrived is None:
+            self._begin()
+        arrived, self._arrived = self._arrived or set(), None
+        for index in reversed(range(len(gradients))):
+            gradient, dtype = gradients[index], self._parameters[index].dtype
+            if index not in arrived:
+                self.arrays.arrived(index, None if gradient is None else _array(gradient.detach(), dtype))
+            elif gradient is not None:
+                raise ValueError(
+                    f'DistributedOptimizer(shard="gradients"): apply() got a gradient of {self._names[index]}, which '
+                    f'was sent during backward(). To change gradients before apply(), use shard="optimizer".'
+                )
+        unused = self.arrays.finish()
         return [
             None if piece.tensor in unused else result.to(self._parameters[piece.tensor].device)
             for piece, result in zip(self.arrays.pieces, self._results, strict=True)
@@ -91,6 +138,17 @@ class TorchShards:
         host = numbers.detach().cpu().clone()
         self._add(host.numpy())
         return host.to(numbers.device)
+
+
+def _computed(find: Callable[[], TorchShards | None], tensor: int, _: torch.Tensor) -> None:
+    driver = find()
+    if driver is not None:
+        driver.computed(tensor)
+
+
+def _remove(hooks: Sequence[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _name(tensor: torch.Tensor) -> str:

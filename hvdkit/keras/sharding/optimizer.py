@@ -94,6 +94,15 @@ class ShardedOptimizer(Distributed):
         self.__dict__["_hvdkit_parts"].layout.add(name, made)
         return made
 
+    def scale_loss(self, loss: Any) -> Any:
+        """The optimizer's own. With shard="gradients" backward follows, which on PyTorch sends gradients."""
+        self._hvdkit_before_backward()
+        return super().scale_loss(loss)  # type: ignore[misc]
+
+    def _hvdkit_before_backward(self) -> None:
+        if "_hvdkit_parts" in self.__dict__:
+            self._hvdkit_parts_of().sync.driver.before_backward()
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """The optimizer's own, on the pieces of gradients of all ranks; then variables are those of all ranks."""
         if trainable_variables is not None:
