@@ -61,7 +61,7 @@ def DistributedOptimizer(
     sees tensors through GradientSources only, and the values of parameters only if it overrides after_step().
     shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2): gradients are
     reduce-scattered, each rank steps on its pieces of the variables, and all get the result. With "gradients" they are
-    sent and freed while backward runs, in compiled steps of TensorFlow and JAX, and on PyTorch after scale_loss(), which
+    sent and freed while backward runs, in compiled steps of TensorFlow and JAX and on PyTorch after scale_loss(), which
     fit() calls; elsewhere both are the same. For Keras's own optimizers that treat every element by itself. build() is
     then collective, and the state is saved with hvd.checkpoint, or after optimizer.gather_state() on all ranks; in an
     elastic job sync() of a KerasState builds it. Not with strategy, op=Adasum or codings (ValueError).
