@@ -146,8 +146,10 @@ def find_membership(backend: str) -> Membership | None:
 def end_process() -> None:
     """End MPI when Python ends, where nobody else does; not collective."""
     if "mpi4py.MPI" in sys.modules:
+        from hvdkit.transport.mpi.mailbox import wait_for_last_messages
         from hvdkit.transport.mpi.ulfm import leave_mpi
 
+        wait_for_last_messages()
         leave_mpi()
 
 

@@ -33,9 +33,10 @@ def find_hosts(
     if format != AUTO and hostfile is None:
         raise LaunchError(f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.")
     if hostfile is not None:
-        own = {environ[each.nodefile]: each.name for each in SCHEDULERS if environ.get(each.nodefile)}
-        named = {Path(file): name for file, name in own.items()}.get(Path(hostfile), AUTO)
-        return find_hostfile(hostfile, named if format == AUTO else format, slots)
+        own = (
+            each.name for each in SCHEDULERS if (file := environ.get(each.nodefile)) and Path(file) == Path(hostfile)
+        )
+        return find_hostfile(hostfile, next(own, AUTO) if format == AUTO else format, slots)
     if hosts is not None:
         return FoundHosts(parse_host_list(hosts, slots or 1), "-H")
     return read_allocation(environ, slots)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -102,9 +101,10 @@ class Cache:
         """Copy a wheel into the cache; another build of the same plan may do the same at the same time."""
         folder = make_folder(self.folder(plan))
         (folder / "built_for.json").write_text(json.dumps(plan.bindings, indent=2, sort_keys=True) + "\n")
-        part = folder / f"{wheel.name}.{os.getpid()}.part"
-        shutil.copyfile(wheel, part)
-        return part.replace(folder / wheel.name)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
+            part.write(wheel.read_bytes())
+        Path(part.name).chmod(0o644)
+        return Path(part.name).replace(folder / wheel.name)
 
 
 def open_cache(chosen: str, environ: Mapping[str, str]) -> Cache:

@@ -77,8 +77,8 @@ def explain(candidate: Candidate, job: Job) -> Sequence[str]:
         f"first stage holds {in_flight}: {memory.activations / GIB:.1f} GiB; all together {memory.total / GIB:.1f} of "
         f"{cluster.gpu.memory / GIB:.0f} GiB",
         f"  compute: {micro_batches} micro-batches of {layout.micro_batch} on each replica: {show_time(time.compute)}",
-        f"  tp: allreduces in each layer over {_rate(tensor_bandwidth(cluster, layout, job.constants))}: "
-        f"{show_time(time.tensor)}"
+        f"  tp: allreduces in each layer, and of embedding, output layer and loss, over "
+        f"{_rate(tensor_bandwidth(cluster, layout, job.constants))}: {show_time(time.tensor)}"
         if layout.tp > 1
         else "  tp: none",
         f"  pipeline: (p - 1) / (v m) = {layout.pp - 1} / ({layout.chunks} x {micro_batches}) of the work is waiting: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ class MpiMailbox:
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._sent = np.zeros(comm.size, np.int64)
         self._received = np.zeros(comm.size, np.int64)
-        self._leaving: dict[int, MPI.Request] = {}  # by the rank that was told
+        self._told: dict[int, MPI.Request] = {}  # the ranks that were told that this one is leaving
         self._left: set[int] = set()  # the ranks that have told this one
         _open.add(self)
 
@@ -69,19 +70,31 @@ class MpiMailbox:
 
     def leave(self) -> None:
         """Tell the other ranks that this one will not come to close(); not collective, and from any thread."""
-        if not self._leaving and not self._mpi.Is_finalized():
-            rank = self._comm.rank
-            nearest = {(rank - 1) // 2, 2 * rank + 1, 2 * rank + 2} & set(range(self._comm.size))
-            nothing = [np.empty(0, np.uint8), 0, self._mpi.BYTE]
-            for peer in nearest:
-                with contextlib.suppress(TransportError):  # of a lost rank MPI itself tells the others
-                    self._leaving[peer] = call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING)
+        rank = self._comm.rank
+        self._tell({(rank - 1) // 2, 2 * rank + 1, 2 * rank + 2})
 
-    @property
-    def has_left(self) -> bool:
-        """After leave(): have those next to this rank left too? Then no message between them is under way."""
-        self.receive()
-        return self._left.issuperset(self._leaving)
+    def _tell(self, peers: Iterable[int]) -> None:
+        ranks = set(range(self._comm.size)) - {self._comm.rank}
+        if not self._mpi.Is_finalized():
+            nothing = [np.empty(0, np.uint8), 0, self._mpi.BYTE]
+            for peer in ranks.intersection(peers) - self._told.keys():
+                with contextlib.suppress(TransportError):  # of a lost rank MPI itself tells the others
+                    self._told[peer] = call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING)
+
+    def tell_first(self) -> None:
+        """After leave(): tell rank 0 too, and as rank 0 all others."""
+        self._tell([0] if self._comm.rank else range(self._comm.size))
+
+    def others_have_left(self) -> bool:
+        """Have the ranks that this one has told left too, or are they lost? Then no message between them is under way.
+
+        Those that have come are lost.
+        """
+        try:
+            self.receive()
+        except TransportError:
+            return True
+        return self._left.issuperset(self._told)
 
     def _check(self) -> None:
         self.receive()
@@ -113,14 +126,20 @@ class MpiMailbox:
 
 
 def leave_mailboxes() -> None:
-    """Tell the other ranks that this process will close none of its mailboxes; not collective.
-
-    If all ranks end now it waits until messages have arrived: Open MPI aborts a rank in MPI_Finalize that still sends,
-    over a connection which it is just making, to one that has ended. If the others go on it returns after a second.
-    """
-    mailboxes, end_s = list(_open), time.monotonic() + _LEAVING_S
-    for mailbox in mailboxes:
+    """Tell the other ranks that this process will close none of its mailboxes; not collective."""
+    for mailbox in list(_open):
         mailbox.leave()
-    with contextlib.suppress(TransportError):
-        while not all(mailbox.has_left for mailbox in mailboxes) and time.monotonic() < end_s:
-            time.sleep(0.001)
+
+
+def wait_for_last_messages() -> None:
+    """When the process ends: wait until all ranks that end now have got each other's messages, at most a second.
+
+    Open MPI aborts a rank in MPI_Finalize that still sends, over a connection which it is just making, to one that has
+    ended.
+    """
+    waiting, end_s = list(_open), time.monotonic() + _LEAVING_S
+    for mailbox in waiting:
+        mailbox.leave()
+        mailbox.tell_first()
+    while (waiting := [one for one in waiting if not one.others_have_left()]) and time.monotonic() < end_s:
+        time.sleep(0.001)
