@@ -122,8 +122,39 @@ def on_torch(shard: str) -> int:
     return most[0]
 
 
-def misused_on_torch(change: bool) -> None:
-    """A second backward, or with `change` a gradient that was changed before apply(), is an error."""
+def particular_on_torch() -> None:
+    """A rank without a piece, a layer that is frozen, and two backward passes of different layers: as without shard."""
+    torch = importlib.import_module("torch")
+    with joined():
+        models: list[list[Any]] = []
+        for shard in (None, "gradients"):
+            keras.utils.set_random_seed(1)
+            x = np.full((2 * ROWS, 4), hvd.rank() + 1.0, "float32")
+            inputs = keras.Input((4,))
+            tiny = keras.Model(inputs, keras.layers.Dense(1, use_bias=False)(inputs[:, :1]))
+            layers = keras.layers.Dense(4), keras.layers.Dense(4)
+            frozen = keras.Sequential([keras.Input((4,)), *layers])
+            for model, trainable in ((tiny, True), (frozen, False)):
+                model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), shard=shard), "mse")
+                model.fit(x, x[:, : model.output_shape[-1]], batch_size=ROWS, verbose=0)
+                layers[1].trainable = trainable
+                model.fit(x, x[:, : model.output_shape[-1]], batch_size=ROWS, verbose=0)
+            layers[1].trainable = True
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), shard=shard)
+            variables = frozen.trainable_variables
+            optimizer.build(variables)
+            frozen.zero_grad()
+            for layer in layers:
+                optimizer.scale_loss((layer(torch.from_numpy(x)) ** 2).mean()).backward()
+            with torch.no_grad():
+                optimizer.apply([one.value.grad for one in variables], variables)
+            models.append([one.numpy() for one in [*tiny.variables, *frozen.variables]])
+        for whole, divided in zip(*models, strict=True):
+            np.testing.assert_allclose(divided, whole, rtol=1e-6, atol=1e-7)
+
+
+def misused_on_torch(misuse: str) -> None:
+    """A second backward, a gradient that was changed before apply(), and variables that it does not get, are errors."""
     torch = importlib.import_module("torch")
     with joined():
         model = _deep()
@@ -131,9 +162,13 @@ def misused_on_torch(change: bool) -> None:
         optimizer.build(model.trainable_variables)
         loss = optimizer.scale_loss((model(torch.ones(3, _WIDTH)) ** 2).mean())
         loss.backward(retain_graph=True)
-        if change:
+        variables = model.trainable_variables
+        if misuse == "change":
             with raises(ValueError, "was sent during backward()"):
-                optimizer.apply([torch.zeros_like(one.value) for one in model.trainable_variables])
+                optimizer.apply([torch.zeros_like(one.value) for one in variables], variables)
+        elif misuse == "some":
+            with raises(ValueError, "Pass all variables that backward trains"):
+                optimizer.apply([None], variables[:1])
         else:
             with raises(RuntimeError, "call backward() once before apply()"):
                 loss.backward()

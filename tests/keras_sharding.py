@@ -220,7 +220,7 @@ def traced() -> None:
     """A tf.function of one's own, which builds the optimizer."""
     tf = importlib.import_module("tensorflow")
     wrapper = importlib.import_module("hvdkit.tensorflow")
-    with joined(**_SETTINGS):
+    with joined(fusion_bytes=100, buckets_in_flight=1):
         data = mine(make_data())
         models, kept = [], []
         for kind in (None, "gradients"):
@@ -233,6 +233,8 @@ def traced() -> None:
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean((model(x) - y) ** 2)
                 gradients = tape.gradient(loss, model.trainable_variables)
+                with tf.control_dependencies([tf.group(*gradients)]):
+                    gradients = [tf.identity(gradient) for gradient in gradients]
                 optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
                 return loss
 

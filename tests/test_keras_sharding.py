@@ -42,9 +42,15 @@ def test_gradients_are_sent_during_backward_on_torch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.keras("torch")
-@pytest.mark.parametrize("change", [True, False])
-def test_gradients_that_were_sent_are_not_changed(change: bool) -> None:
-    run_check(2, "torch", "keras_freed_gradients:misused_on_torch", change)
+@pytest.mark.parametrize("misuse", ["change", "some", "again"])
+def test_gradients_that_were_sent_are_not_changed(misuse: str) -> None:
+    run_check(2, "torch", "keras_freed_gradients:misused_on_torch", misuse)
+
+
+@pytest.mark.slow
+@pytest.mark.keras("torch")
+def test_steps_of_which_a_rank_has_no_part() -> None:
+    run_check(2, "torch", "keras_freed_gradients:particular_on_torch")
 
 
 @pytest.mark.slow

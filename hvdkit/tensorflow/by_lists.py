@@ -80,7 +80,7 @@ class _Order:
         left, fresh = list(operations), []
         while left:
             one = left.pop()
-            if one.name not in self._known and one.inputs:
+            if one.name not in self._known and (one.inputs or one.control_inputs):
                 self._known.add(one.name)
                 fresh.append(one)
                 left += _needed_by(one)

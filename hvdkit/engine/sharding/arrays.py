@@ -81,8 +81,8 @@ class ShardedArrays:
     def finish(self) -> Collection[int]:
         """Have all results in place; collective.
 
-        Returns the tensors that no rank has a gradient of; the results of their pieces are of no use. Raises
-        RankLostError, with the tensors concerned, if a rank has ended.
+        Returns the tensors that no rank has a gradient of; the results of their pieces are of no use. Raises ValueError
+        where these are all, RankLostError, with the tensors concerned, if a rank has ended.
         """
         try:
             self._strategy.before_step()
@@ -90,6 +90,8 @@ class ShardedArrays:
         finally:
             self._gradients.abandon()
             self._gradients.results = ()
+        if len(self._shard.unused) == len(self.plan.tensors):
+            raise ValueError("No gradients provided for any variable.")
         return self._shard.unused
 
     def scatter(self, gradients: Sequence[Array | None], results: Targets) -> Collection[int]:

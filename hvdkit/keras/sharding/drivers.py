@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -45,14 +45,26 @@ class ShardDriver(Protocol):
     def refresh(self, pieces: Sequence[Any]) -> None:
         """Give the variables of the pieces the values that the trained variables have there."""
 
+    @property
+    def sent(self) -> Collection[int]:
+        """The tensors whose gradients backward has handed over for the next scatter(): there they are None."""
+        return ()
+
     def before_backward(self) -> None:
         """The next gradients of the variables are those that scatter() is called for; not every loop says so."""
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients of the pieces (count,), of all ranks; None where no rank has one. Collective."""
+        """The gradients of the pieces (count,), of all ranks; None where no rank has one. Collective.
+
+        Raises ValueError where no rank has any.
+        """
 
     def gather(self, pieces: Sequence[Any], due: Any) -> None:
         """Give the trained variables the values of all ranks' pieces, if due; collective. due: as StrategyDriver's."""
+
+    def close(self) -> None:
+        """Free the buckets; collective."""
+        self.arrays.close()
 
     def sum(self, numbers: Any) -> Any:
         """The sum of a (n,) float32 tensor over the ranks; collective."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -77,9 +77,19 @@ class TorchShards(ShardDriver):
             if view.data_ptr() != variable.value.data_ptr():
                 variable.value.data = view
 
+    @property
+    def sent(self) -> Collection[int]:
+        """See ShardDriver.sent."""
+        return self._arrived or ()
+
+    def close(self) -> None:
+        """See ShardDriver.close. Whoever holds a reference to this driver does not make it take gradients."""
+        self._arrived = None
+        self.arrays.close()
+
     def before_backward(self) -> None:
         """See ShardDriver.before_backward. Raises BackwardInterruptedError as ShardedArrays.begin() does."""
-        if self._early:
+        if self._early and not self._arrived:
             self._begin()
             self._arrived = set()
 
@@ -90,17 +100,18 @@ class TorchShards(ShardDriver):
         """Backward has computed a gradient: send and free it. Raises RuntimeError for the second one in a step."""
         if self._arrived is None:
             return
-        if tensor in self._arrived:
-            self._arrived = None
+        arrived, self._arrived = self._arrived, None  # and so it stays where this fails
+        if tensor in arrived:
             raise RuntimeError(
                 f'DistributedOptimizer(shard="gradients"): backward computed the gradient of {self._names[tensor]} '
-                f"again, after it was sent. Add up the losses and call backward() once before apply(), use "
-                f'gradient_accumulation_steps, or shard="optimizer".'
+                f"again, after it was sent and before apply() was called. Add up the losses and call backward() once "
+                f'before apply(), use gradient_accumulation_steps, or shard="optimizer".'
             )
-        self._arrived.add(tensor)
         parameter = self._parameters[tensor]
         self.arrays.arrived(tensor, _array(parameter.grad.detach(), parameter.dtype))
         parameter.grad = None
+        arrived.add(tensor)
+        self._arrived = arrived
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """See ShardDriver.scatter. Raises ValueError for a gradient that backward has handed over."""

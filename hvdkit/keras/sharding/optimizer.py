@@ -134,10 +134,14 @@ class ShardedOptimizer(Distributed):
     def _hvdkit_scatter(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients of the pieces, of all ranks, for apply() within parts.reduced_of(variables); collective."""
         parts = self._hvdkit_parts_of()
-        present = _by_variable(parts, gradients, variables)
-        scattered = parts.sync.driver.scatter(present)
-        if all(gradient is None for gradient in [*present, *scattered]):
-            raise ValueError("No gradients provided for any variable.")
+        driver, present = parts.sync.driver, _by_variable(parts, gradients, variables)
+        left_out = set(driver.sent).difference(parts.index_of[id(variable)] for variable in variables)
+        if left_out:
+            raise ValueError(
+                f'DistributedOptimizer(shard="gradients"): apply() got no {parts.variables[min(left_out)].path}, whose '
+                f'gradient was sent during backward. Pass all variables that backward trains, or use shard="optimizer".'
+            )
+        scattered = driver.scatter(present)
         return [*scattered, keras.ops.zeros((1,), parts.pieces[-1].dtype)]
 
     def _hvdkit_parts_of(self) -> Parts:

@@ -89,7 +89,7 @@ class ShardSync(GradientSync):
         if self._shards is not None and not self._closed:
             self._closed = True
             settle()
-            self._shards.arrays.close()
+            self._shards.close()
 
 
 def _dtype(variable: Any) -> str:
