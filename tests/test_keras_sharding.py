@@ -28,6 +28,7 @@ def test_ranks_train_as_without_shard(backend: str, size: int, specs: list[str],
     run_check(size, backend, "keras_sharding:train", specs, shard)
 
 
+@pytest.mark.slow
 @pytest.mark.keras("tensorflow")
 def test_gradients_are_sent_during_backward_on_tensorflow() -> None:
     assert run_check(3, "tensorflow", "keras_freed_gradients:on_tensorflow", "optimizer") == [16] * 3

@@ -93,14 +93,25 @@ def _keeping(work: Callable[[list[Array], list[Array]], None]) -> Callable[[list
 
     def keep(arrays: list[Array], results: list[Array]) -> None:
         for before, now in zip(arrays, results, strict=False):
-            if now.size and before.ctypes.data != now.ctypes.data:
-                raise HorovodInternalError(
-                    "XLA has moved the results of a reduction that was under way, so that this step's results are "
-                    "wrong. Please report this with the version of JAX. To do without, leave out shard."
-                )
+            check_in_place(address_of(before), now)
         work(arrays[len(results) :], results)
 
     return keep
+
+
+def address_of(array: Array) -> int:
+    """Where the array's memory begins."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def check_in_place(address: int, now: Array) -> None:
+    """Raise HorovodInternalError unless an array is where an earlier call of the step has had it."""
+    if now.size and address != address_of(now):
+        raise HorovodInternalError(
+            "XLA has moved the memory of a reduction that was under way, so that this step's results are wrong. Please "
+            "report this with the version of JAX. To do without, leave out shard."
+        )
 
 
 def _kind(value: Any) -> jax.ShapeDtypeStruct:

@@ -20,7 +20,7 @@ from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
-from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, works
+from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, address_of, check_in_place, works
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.transport.buffer import STORAGE, Array
 
@@ -122,6 +122,7 @@ class _Scatter:
             for number in range(len(lists))
         ]
         works = [functools.partial(self._work, number) for number in range(len(lists))]
+        self._addresses: dict[int, int] = {}  # of the step's gradients
         self._calls = OrderedCalls(works) if len(works) > 1 else None
         self._call = OrderedCall(works[0])
 
@@ -132,6 +133,7 @@ class _Scatter:
 
     def _work(self, number: int, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if not number:
+            self._addresses.clear()
             places = iter(results)
             self._arrays.begin(
                 [
@@ -142,6 +144,8 @@ class _Scatter:
                 ]
             )
         given = dict(zip(self._read[number], map(_flat, arrays), strict=True))
+        for index, array in given.items():  # buckets may read it until a later call
+            check_in_place(self._addresses.setdefault(index, address_of(array)), array)
         for index in self._lists[number]:
             self._arrays.arrived(index, given.get(index))
         if number == len(self._lists) - 1:
