@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.launch.plan import resources
 from hvdkit.tools.doctor.facts import Accelerators, HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
@@ -182,7 +181,7 @@ def count_visible(facts: HostFacts) -> int:
     found = facts.accelerators
     if found.visible is None:
         return len(found.gpus)
-    return resources.count_visible(found.visible, len(found.gpus))
+    return len([word for word in found.visible.split(",") if word.strip() not in ("", "-1", "NoDevFiles")])
 
 
 def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
