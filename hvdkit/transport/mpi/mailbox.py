@@ -81,14 +81,15 @@ class MpiMailbox:
                 with contextlib.suppress(TransportError):  # of a lost rank MPI itself tells the others
                     self._told[peer] = call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING)
 
-    def tell_first(self) -> None:
-        """After leave(): tell rank 0 too, and as rank 0 all others."""
+    def leave_at_exit(self) -> None:
+        """As leave(), and tell rank 0 too; as rank 0 tell all others."""
+        self.leave()
         self._tell([0] if self._comm.rank else range(self._comm.size))
 
     def others_have_left(self) -> bool:
-        """Have the ranks that this one has told left too, or are they lost? Then no message between them is under way.
+        """Have the ranks that this one has told left too, or are they lost? Then no message from them is under way.
 
-        Those that have come are lost.
+        Messages that have come are dropped.
         """
         try:
             self.receive()
@@ -139,7 +140,6 @@ def wait_for_last_messages() -> None:
     """
     waiting, end_s = list(_open), time.monotonic() + _LEAVING_S
     for mailbox in waiting:
-        mailbox.leave()
-        mailbox.tell_first()
+        mailbox.leave_at_exit()
     while (waiting := [one for one in waiting if not one.others_have_left()]) and time.monotonic() < end_s:
         time.sleep(0.001)
