@@ -43,6 +43,7 @@ def _kinds() -> None:
     """Every kind, without a copy to the host and without a wait of the host for the device."""
     with stand_in_gpu() as settings, joined(**settings), mock.patch.object(module, "to_host", _no_host_copy):
         rank, size, before = hvd.rank(), hvd.size(), synchronizations()
+        assert "NCCL" not in hvd.describe()
         everyone = list(range(1, size + 1))
         for dtype in _ON_DEVICE:
             x = torch.full((2, 3), rank + 1, dtype=dtype)
@@ -81,6 +82,7 @@ def _kinds() -> None:
         assert z.grad is not None
         _same(z.grad, sum(everyone))
         assert synchronizations() == before
+        assert " for GPUs, torch " in hvd.describe()
 
 
 @pytest.mark.slow

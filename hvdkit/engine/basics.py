@@ -25,7 +25,7 @@ class Framework:
 
     name: whose Horovod's core is to be loaded, "" for none in particular. label: for describe(), with its version.
     arithmetic: makes what adds and casts 16-bit numbers fastest, None for numpy. count_threads: that compute in a rank.
-    cuda, rocm: what the framework was built for.
+    cuda, rocm: what the framework was built for. nccl: the version that reduces tensors of GPUs, None until one does.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Framework:
     count_threads: Callable[[], int]
     cuda: bool
     rocm: bool
+    nccl: Callable[[], tuple[int, int, int] | None]
 
     def init(
         self,
@@ -73,6 +74,7 @@ class Framework:
         """Describe the job in one line: ranks, hosts, transport and threads. Collective; the same text on every rank.
 
         Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread per rank".
+        Once tensors of GPUs have been reduced by NCCL, its version too.
         Raises NotInitializedError before init().
         """
         runtime = engine.runtime("describe()")
@@ -82,15 +84,17 @@ class Framework:
         where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
         between = transport.between if len(hosts) > 1 else None
         speed = f", {between.describe()}" if between is not None else ""
+        nccl = self.nccl()
+        gpus = f", NCCL {'.'.join(map(str, nccl))} for GPUs" if nccl else ""
         threads = self.count_threads()
         return (
             f"{world.size} rank{'s' * (world.size > 1)}{part} on {len(hosts)} host{'s' * (len(hosts) > 1)} "
-            f"({where}), {transport.name} transport{speed}, {self.label}, {threads} thread{'s' * (threads > 1)} per "
-            "rank"
+            f"({where}), {transport.name} transport{speed}{gpus}, {self.label}, "
+            f"{threads} thread{'s' * (threads > 1)} per rank"
         )
 
     def cuda_built(self) -> bool:
-        """Was the framework built for CUDA? hvdkit then reduces its GPU tensors, for now through host memory.
+        """Was the framework built for CUDA? hvdkit then reduces its GPU tensors by NCCL where the ranks can use it.
 
         False for Keras on JAX, which reports its devices only.
         """

@@ -43,10 +43,11 @@ def _carrier(call: str) -> str:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that reduces tensors, for example 22203 for 2.22.3; 0 for none.
+    """The version of NCCL that Horovod's core was built with, for example 22203 for 2.22.3, after init(); else 0.
 
-    On Horovod's core, after init(), it is the version that Horovod was built with. The native engine uses no NCCL for
-    now.
+    0 on the native engine, also where it reduces tensors of GPUs by NCCL, as describe() then says: scripts ask this to
+    multiply the learning rate of Adasum by local_size(), as Horovod with NCCL averages the ranks of a host first.
+    hvdkit's Adasum does not.
     """
     horovod = engine.runtime("nccl_built()").horovod if engine.is_initialized() else None
     return int(horovod.basics.nccl_built()) if horovod is not None else 0

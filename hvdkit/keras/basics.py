@@ -10,6 +10,7 @@ from hvdkit.engine.basics import Framework
 from hvdkit.engine.cores import count_cores
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.keras.loading import watch_fit
+from hvdkit.transport.nccl.groups import opened_version
 
 RECORDER.when_on(watch_fit)
 
@@ -28,7 +29,7 @@ def _backend(name: str) -> Framework:
         from hvdkit.tensorflow.basics import FRAMEWORK
 
         return FRAMEWORK
-    return Framework("", "", _no_arithmetic, count_cores, cuda=False, rocm=False)
+    return Framework("", "", _no_arithmetic, count_cores, cuda=False, rocm=False, nccl=opened_version)
 
 
 _NAME = keras.backend.backend()

@@ -9,6 +9,7 @@ from hvdkit.engine.cores import count_cores
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
 from hvdkit.tensorflow.loading import watch_datasets
+from hvdkit.transport.nccl.groups import opened_version
 
 RECORDER.when_on(watch_datasets)
 
@@ -24,6 +25,7 @@ FRAMEWORK = Framework(
     count_threads=_count_threads,
     cuda=bool(tf.test.is_built_with_cuda()),
     rocm=bool(tf.test.is_built_with_rocm()),
+    nccl=opened_version,
 )
 init, describe = FRAMEWORK.init, FRAMEWORK.describe
 cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built

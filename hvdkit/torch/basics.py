@@ -8,6 +8,7 @@ from hvdkit.engine.basics import Framework, local_rank
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.torch.loading import watch_loaders
 from hvdkit.torch.tensors import TorchArithmetic
+from hvdkit.transport.nccl.groups import opened_version
 
 RECORDER.when_on(watch_loaders)
 
@@ -18,6 +19,7 @@ FRAMEWORK = Framework(
     count_threads=torch.get_num_threads,
     cuda=torch.version.cuda is not None,
     rocm=torch.version.hip is not None,
+    nccl=opened_version,
 )
 init, describe = FRAMEWORK.init, FRAMEWORK.describe
 cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built

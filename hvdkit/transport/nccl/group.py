@@ -50,7 +50,7 @@ class DeviceGroup:
         name: str = "",
     ) -> None:
         self.transport, self.device, self.where, self.name = transport, device, where, name
-        self.rank, self.size = transport.rank, transport.size
+        self.rank, self.size, self.version = transport.rank, transport.size, library.version
         self._failure: HvdkitError | None = None
         self._lock = threading.RLock()  # keeps what run() gives to streams together
         self._last: Event | None = None

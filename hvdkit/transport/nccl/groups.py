@@ -140,6 +140,11 @@ def opened_gpu() -> int | None:
     return indices.pop() if len(indices) == 1 else None
 
 
+def opened_version() -> Version | None:
+    """The version of NCCL in the device groups that this process has opened; None without one."""
+    return next((group.version for group in tuple(_groups.values())), None)
+
+
 def settle_groups(timeout_s: float = math.inf) -> None:
     """Wait for what device groups have under way, and raise what they have failed with; not collective."""
     for group in tuple(_groups.values()):  # an engine may open one meanwhile
