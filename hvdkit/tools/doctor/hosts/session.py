@@ -1,7 +1,8 @@
 """Start an agent on a host: command lines, the session with it, and the findings for its failures.
 
 The session is JSON lines over the standard streams of ssh or srun. ssh encrypts them and needs no other open port:
-doctor has to work where connections between the hosts do not.
+doctor has to work where connections between the hosts do not. The frames of rank agents would prove nothing here, as
+their secret would come by the same streams.
 """
 
 from __future__ import annotations
