@@ -95,11 +95,11 @@ def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypa
     key.touch()
     lines: list[list[str]] = []
 
-    def start(agent: AgentSession, argv: list[str], environ: dict[str, str]) -> None:
+    async def start(argv: list[str], environ: dict[str, str]) -> AgentSession:
         lines.append(argv)
         raise AgentLost(Failure(255, "refused"))
 
-    monkeypatch.setattr(AgentSession, "__init__", start)
+    monkeypatch.setattr(AgentSession, "open", start)
     monkeypatch.setattr(surveyor, "collect", lambda environ: HostFacts())
     assert hvdkit_cli.main(["doctor", "-H", "node9:1", "-p", "2222", "-i", str(key), "--via", "ssh"]) == 1
     (line,) = lines

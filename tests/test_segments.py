@@ -142,7 +142,7 @@ def test_nothing_is_removed_where_processes_may_be_hidden(folder: Path, monkeypa
     def hidden(process: str) -> set[str]:
         raise PermissionError
 
-    monkeypatch.setattr(segments, "_list_files", hidden)
+    monkeypatch.setattr(segments, "list_open_files", hidden)
     assert remove_dead_segments(str(folder)) == []
     assert path.exists()
 

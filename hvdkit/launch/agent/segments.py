@@ -55,7 +55,7 @@ def remove_dead_segments(folder: str = "/dev/shm") -> list[str]:
         if os.readlink("/proc/self/ns/pid") != _ALL_PROCESSES:
             return []
         processes = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]  # 1 is the system's own
-        used = {name for process in processes for name in _list_files(process)}
+        used = {name for process in processes for name in list_open_files(process)}
     except OSError:
         return []
     dead = sorted(found - used)
@@ -78,7 +78,7 @@ def _list_segments(folder: str) -> Iterator[str]:
                         yield entry.name
 
 
-def _list_files(process: str) -> set[str]:
+def list_open_files(process: str) -> set[str]:
     """Name the files, without folders, that a process of this user has mapped or open.
 
     None for others' processes and for one that has ended. Raises PermissionError for a process of this user that has

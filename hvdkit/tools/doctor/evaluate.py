@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import sys
@@ -134,7 +135,7 @@ def _diagnose_hosts(
         named = options.hosts is not None or options.hostfile is not None
         via = "srun" if find_scheduler(environ) == "slurm" and not named else "ssh"
     with _show_progress(options) as progress:
-        survey = Surveyor(hosts, environ, via, read_ssh_options(options), progress).run()
+        survey = asyncio.run(Surveyor(hosts, environ, via, read_ssh_options(options), progress).run())
         if not options.no_allreduce and all(host.facts is not None for host in survey.hosts):
             progress("timing an allreduce over all hosts")
             survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))

@@ -21,6 +21,7 @@ import hvdkit
 from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
 from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
+from hvdkit.launch.agent.segments import list_open_files
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
 from hvdkit.tools.doctor.collect.mpi import read_hvdrun_mpi, read_launchers, read_library, try_srun, try_two_ranks
@@ -126,10 +127,13 @@ def _find_leftovers(folder: str) -> Iterator[Leftover]:
     candidates = {path: info for path, info in _list_files(folder) if _NAMES.fullmatch(os.path.basename(path))}
     if not candidates:
         return
-    used = set(_list_used(folder))
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it does not show its files
+            used |= list_open_files(process.name)
     for path, info in candidates.items():
         age = time.time() - max(info.st_mtime, info.st_ctime)
-        if path not in used and age > _LEAST_AGE_S:
+        if os.path.basename(path) not in used and age > _LEAST_AGE_S:
             yield Leftover(path, info.st_blocks * 512, round(age))
 
 
@@ -141,21 +145,6 @@ def _list_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
                 yield entry.path, info
     except OSError:
         return
-
-
-def _list_used(folder: str) -> Iterator[str]:
-    """Paths in the folder that processes have mapped or open, as far as this user may look."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # of another user, or gone
-            yield from _paths_in(folder, (process / "maps").read_text(errors="replace").splitlines())
-            yield from _paths_in(folder, [os.readlink(link) for link in (process / "fd").iterdir()])
-
-
-def _paths_in(folder: str, lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        _, slash, rest = line.partition(f"{folder}/")
-        if slash:
-            yield f"{folder}/{rest}"
 
 
 _LOOPBACK = InterfaceAddress("lo", "127.0.0.1", "127.0.0.0/8")

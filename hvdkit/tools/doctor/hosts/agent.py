@@ -9,12 +9,11 @@ has a purpose of its own in the handshake, so that no host is mistaken for anoth
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,8 @@ from typing import Any
 
 from hvdkit import __version__
 from hvdkit.config import read_environment
-from hvdkit.handshake import AuthenticationError, open_connection
-from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel
+from hvdkit.handshake import AuthenticationError, Session, open_connection
+from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel, ServerThread
 from hvdkit.launch.plan.resolve_hosts import resolve
 from hvdkit.launch.process import run_program
 from hvdkit.tools.doctor.collect.host import collect
@@ -38,27 +37,25 @@ _HANDSHAKES = 1024  # of the other agents, at a time
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
-class Responder:
-    """Answers at a port of all addresses until the process ends, and sends zeros to an agent that asks for data."""
+def start_responder(secret: str, host: str) -> int:
+    """Answer at a port of all addresses until the process ends, and send zeros to an agent that asks for data."""
+    server = AuthenticatedServer(secret.encode(), _purpose(host), _send_zeros, _HANDSHAKES)
+    port = server.listen_tcp(_EVERY_ADDRESS)
+    ServerThread(server, "hvdkit-doctor-responder")
+    return port
 
-    def __init__(self, secret: str, host: str) -> None:
-        self._server = AuthenticatedServer(secret.encode(), _purpose(host), self._serve, _HANDSHAKES)
-        self.port = self._server.listen_tcp(_EVERY_ADDRESS)
-        loop = asyncio.new_event_loop()
-        loop.call_soon(self._server.start)
-        threading.Thread(target=loop.run_forever, name="hvdkit-doctor-responder", daemon=True).start()
 
-    async def _serve(self, channel: Channel) -> None:
-        await channel.read()
-        end = time.monotonic() + 2 * _STREAM_S
-        while time.monotonic() < end:
-            await channel.send_raw(_CHUNK)
+async def _send_zeros(channel: Channel) -> None:
+    await channel.read()
+    end = time.monotonic() + 2 * _STREAM_S
+    while time.monotonic() < end:
+        await channel.send_raw(_CHUNK)
 
 
 def try_connection(address: str, port: int, secret: str, host: str) -> str:
     """Connect to the agent of a host; "" if it answers, else the problem as in ConnectionAttempt."""
     try:
-        open_connection(address, port, secret.encode(), _purpose(host), timeout_s=_CONNECT_S, tries=1)[0].close()
+        _connect_to(address, port, secret, host)[0].close()
     except OSError as error:
         return describe_failure(error)
     return ""
@@ -67,15 +64,17 @@ def try_connection(address: str, port: int, secret: str, host: str) -> str:
 def measure_bandwidth(address: str, port: int, secret: str, host: str) -> float:
     """Receive data from the agent of a host for a moment; returns Mbit/s, 0.0 if none came."""
     try:
-        connection, session = open_connection(
-            address, port, secret.encode(), _purpose(host), timeout_s=_CONNECT_S, tries=1
-        )
+        connection, session = _connect_to(address, port, secret, host)
         with connection:
             connection.settimeout(_CONNECT_S)
             connection.sendall(session.seal(_STREAM))
             return _receive(connection)
     except OSError:
         return 0.0
+
+
+def _connect_to(address: str, port: int, secret: str, host: str) -> tuple[socket.socket, Session]:
+    return open_connection(address, port, secret.encode(), _purpose(host), timeout_s=_CONNECT_S, tries=1)
 
 
 def describe_failure(error: OSError) -> str:
@@ -106,7 +105,7 @@ def _receive(connection: socket.socket) -> float:
 
 
 #: An agent whose doctor was killed ends after this time at the latest.
-_LONGEST_S = 120.0
+_LONGEST_S = 120
 _LOGIN_TIMEOUT_S = 12.0
 
 
@@ -118,7 +117,7 @@ def _collect(*, variables: Mapping[str, str], names: list[str], secret: str, hos
     with ThreadPoolExecutor() as pool:
         addresses = pool.map(resolve, names)
         facts = asdict(collect({**read_environment(), **variables}))
-        return {"facts": facts, "addresses": list(addresses), "port": Responder(secret, host).port}
+        return {"facts": facts, "addresses": list(addresses), "port": start_responder(secret, host)}
 
 
 def _connect(*, secret: str, targets: list[tuple[str, int, str, bool]]) -> list[tuple[str, float]]:
@@ -164,9 +163,7 @@ def main() -> int:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints must not stand between the answers
-    watchdog = threading.Timer(_LONGEST_S, os._exit, (1,))
-    watchdog.daemon = True
-    watchdog.start()
+    signal.alarm(_LONGEST_S)
     print(json.dumps({"hello": __version__}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,11 +1,13 @@
 """Start an agent on a host: command lines, the session with it, and the findings for its failures.
 
 The session is JSON lines over the standard streams of ssh or srun. ssh encrypts them and needs no other open port:
-doctor has to work where connections between the hosts do not.
+doctor has to work where connections between the hosts do not. The frames of rank agents would prove nothing here, as
+their secret would come by the same streams.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,13 +16,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import hvdkit
+from hvdkit.launch.job.authenticated_server import time_limit
 from hvdkit.launch.launchers import ssh_options
+from hvdkit.launch.plan.environment import PYTHON_VARIABLES
 from hvdkit.launch.process import kill_group
 from hvdkit.tools.doctor.collect.probes import read_object
 from hvdkit.tools.doctor.findings import Finding
@@ -29,8 +33,6 @@ from hvdkit.tools.doctor.survey import Failure
 #: What a login prints to show that it works.
 LOGIN = "hvdkit-doctor-login"
 _CONNECT_S = 5
-#: Variables that Python itself needs before it can read others from its input.
-_FIRST = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 def ssh_argv(login: str, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -45,8 +47,8 @@ def srun_argv(host: str, command: Sequence[str]) -> list[str]:
 
 
 def agent_command(environ: Mapping[str, str], python: str = "") -> list[str]:
-    """Build the command line of the agent, for this Python on another host."""
-    first = [f"{name}={environ[name]}" for name in _FIRST if environ.get(name)]
+    """Build the command line of the agent, for this Python on another host; it reads other variables from its input."""
+    first = [f"{name}={environ[name]}" for name in PYTHON_VARIABLES if environ.get(name)]
     return ["env", *first, python or sys.executable, "-m", "hvdkit.tools.doctor.hosts.agent"]
 
 
@@ -61,27 +63,16 @@ def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = 
 
 def explain(host: str, failure: Failure, via: str, options: Sequence[str] = ()) -> Finding:
     """Explain why there is no agent on a host, from the output of ssh, srun or Python. options: for ssh."""
-    causes = (*OF_PYTHON, *OF_SSH) if via == "ssh" else OF_PYTHON
-    name, seen, cure = next(
-        (cause[1:] for cause in causes if re.search(cause[0], failure.said, re.IGNORECASE)),
-        _unknown(host, failure, via, options),
-    )
-    words = {"host": host, "python": sys.executable}
-    return Finding.error(name, _fill(seen, words), _fill(cure, words), (host,))
-
-
-def _unknown(host: str, failure: Failure, via: str, options: Sequence[str]) -> tuple[str, str, str]:
+    for pattern, name, seen, cure in (*OF_PYTHON, *OF_SSH) if via == "ssh" else OF_PYTHON:
+        if re.search(pattern, failure.said, re.IGNORECASE):
+            words = {"host": host, "python": sys.executable}
+            return Finding.error(name, seen.format(**words), cure.format(**words), (host,))
     lines = [line.strip() for line in failure.said.splitlines() if line.strip()]
     said = lines[-1] if lines else "nothing"
     how = "did not answer in time" if failure.status is None else f"ended with status {failure.status}"
     by_hand = ssh_argv(host, ["hostname"], options) if via == "ssh" else srun_argv(host, ["hostname"])
-    return f"{via}-fails", f"{via} to {{host}} {how}; last line of its output: {said}", f"Try: {shlex.join(by_hand)}"
-
-
-def _fill(text: str, words: Mapping[str, str]) -> str:
-    for name, value in words.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text
+    seen = f"{via} to {host} {how}; last line of its output: {said}"
+    return Finding.error(f"{via}-fails", seen, f"Try: {shlex.join(by_hand)}", (host,))
 
 
 #: What is found in the messages of a shell or of Python, the finding's name, what is seen, the cure.
@@ -149,7 +140,7 @@ OF_SSH = (
 
 
 _LAST_LINES = 40
-_END_S = 2.0
+_END_S, _POLL_S = 2.0, 0.01
 
 
 class AgentLost(Exception):
@@ -160,78 +151,78 @@ class AgentLost(Exception):
         self.failure = failure
 
 
+@dataclass(frozen=True)
 class AgentSession:
-    """An agent, and the process that starts it; close() ends both. Raises AgentLost if that cannot be started."""
+    """An agent, and the process that starts it; close() ends both.
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        # Its stderr, and what a shell's start-up files print.
-        self._noise = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (close() closes it)
+    noise: a file with its stderr, and what a shell's start-up files print.
+    """
+
+    process: subprocess.Popen[bytes]
+    noise: BinaryIO
+    lines: asyncio.StreamReader
+    stdin: asyncio.WriteTransport
+    stdout: asyncio.ReadTransport
+
+    @classmethod
+    async def open(cls, argv: Sequence[str], environ: Mapping[str, str]) -> AgentSession:
+        """Start an agent; raises AgentLost if that cannot be done."""
+        noise, pipe = tempfile.TemporaryFile(buffering=0), subprocess.PIPE  # noqa: SIM115  (close() closes it)
         try:
-            self._process = subprocess.Popen(
-                argv,
-                env=dict(environ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._noise,
-                start_new_session=True,
+            process = subprocess.Popen(
+                argv, env=dict(environ), stdin=pipe, stdout=pipe, stderr=noise, start_new_session=True
             )
         except OSError as error:
             raise AgentLost(Failure(127, str(error))) from None
+        loop, lines = asyncio.get_running_loop(), asyncio.StreamReader(limit=sys.maxsize)
+        stdout, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
+        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        return cls(process, noise, lines, stdin, stdout)
 
-    def await_hello(self, timeout_s: float) -> None:
+    async def await_hello(self, timeout_s: float) -> None:
         """Wait until the agent can be asked; raises AgentLost."""
-        while "hello" not in self._read(timeout_s):
+        while "hello" not in await self._read(timeout_s):
             pass
 
-    def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
-        """Send a request and wait for the answer; raises AgentLost."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write((json.dumps({"do": request, **arguments}) + "\n").encode())
-            self._process.stdin.flush()
-        except OSError:
-            raise self._lose(timed_out=False) from None
-        reply = self._read(timeout_s)
+    async def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
+        """Send a request and wait for the answer; raises AgentLost, also for a host that does not read."""
+        self.stdin.write((json.dumps({"do": request, **arguments}) + "\n").encode())
+        reply = await self._read(timeout_s)
         if "error" in reply:
             raise AgentLost(Failure(0, f"the agent's request {request!r} failed: {reply['error']}"))
         return reply.get("answer")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the agent, which ends when its input does, and its process group."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._end()
-        self._process.stdout.close()
-        self._noise.close()
+        if not self.stdin.is_closing():
+            self.stdin.abort()
+        await self._end(_END_S)
+        self.stdout.close()
+        self.noise.close()
 
-    def _read(self, timeout_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            kill_group(self._process.pid)
-
-        timer = threading.Timer(timeout_s, expire)
-        timer.start()
+    async def _read(self, timeout_s: float) -> dict[str, Any]:
         try:
-            for line in self._process.stdout:
-                if message := read_object(line.decode(errors="replace")):
-                    return message
-                self._noise.write(line)
-        finally:
-            timer.cancel()
-        raise self._lose(timed_out=expired.is_set())
+            async with time_limit(timeout_s):
+                async for line in self.lines:
+                    if message := read_object(line.decode(errors="replace")):
+                        return message
+                    self.noise.write(line)
+        except asyncio.TimeoutError:
+            await self._end(0.0)
+            raise self._describe_loss(None) from None
+        await self._end(_END_S)
+        raise self._describe_loss(self.process.returncode)
 
-    def _lose(self, *, timed_out: bool) -> AgentLost:
-        self._end()
-        self._noise.seek(0)
-        lines = self._noise.read().decode(errors="replace").splitlines(keepends=True)
-        return AgentLost(Failure(None if timed_out else self._process.returncode, "".join(lines[-_LAST_LINES:])))
+    def _describe_loss(self, status: int | None) -> AgentLost:
+        self.noise.seek(0)
+        lines = self.noise.read().decode(errors="replace").splitlines(keepends=True)
+        return AgentLost(Failure(status, "".join(lines[-_LAST_LINES:])))
 
-    def _end(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        kill_group(self._process.pid)
-        self._process.wait()
+    async def _end(self, wait_s: float) -> None:
+        """Kill the process group when its leader has ended, at the latest after this time."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with time_limit(wait_s):
+                while self.process.poll() is None:
+                    await asyncio.sleep(_POLL_S)
+        kill_group(self.process.pid)
+        self.process.wait()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from hvdkit.launch.hostfiles import Host
@@ -105,17 +105,6 @@ def list_peers(source: str, names: Sequence[str], most: int) -> list[str]:
     return [*names[start:], *names[: start - 1]][: len(names) if len(names) <= most else most // 2]
 
 
-@dataclass(frozen=True)
-class _Collected:
-    """What a host has told: its facts, name -> addresses there, its agent's port, its clock's offset and the error."""
-
-    facts: HostFacts
-    addresses: Mapping[str, tuple[str, ...]]
-    port: int
-    offset_s: float
-    error_s: float
-
-
 class Surveyor:
     """Holds the agents during the survey. progress: called with what is being done, for a terminal."""
 
@@ -133,36 +122,30 @@ class Surveyor:
         self._local = {host.login for host in hosts if is_local(host)}
         self._secret = secrets.token_hex(32)
         self._agents: dict[str, AgentSession] = {}
-        self._failures: dict[str, Failure] = {}
-        self._collected: dict[str, _Collected] = {}
+        self._ports: dict[str, int] = {}  # at which the agents answer one another
+        self._reports = {login: HostReport(login, host.slots or 0) for login, host in self._hosts.items()}
 
-    def run(self) -> Survey:
+    async def run(self) -> Survey:
         """Carry out the survey."""
-        threads = len(self._hosts) + 1
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                return self._survey(pool)
-            finally:
-                with ThreadPoolExecutor(threads) as closing:  # the others may be waiting for these agents
-                    list(closing.map(AgentSession.close, self._agents.values()))
+        try:
+            return await self._survey()
+        finally:  # all at a time: the others may be waiting for these agents
+            await asyncio.gather(*(agent.close() for agent in self._agents.values()))
 
-    def _survey(self, pool: ThreadPoolExecutor) -> Survey:
+    async def _survey(self) -> Survey:
         began = time.monotonic()
         self._progress(f"collecting facts on {len(self._hosts)} hosts")
-        here = None if self._local else pool.submit(collect, self._environ)
-        for login in self._hosts:  # in this thread: an interrupt then finds all of them, to end them
-            self._start(login)
-        lookups = self._ask_each(pool, self._collect, self._list_answering())
+        here = None if self._local else asyncio.create_task(asyncio.to_thread(collect, self._environ))
+        lookups = await self._ask_each(self._collect, self._hosts)
         self._progress("connecting every host to the others")
-        answering = self._list_answering()
-        plans = {source: self._plan_attempts(source, answering) for source in answering}
-        reaches = self._ask_each(pool, lambda source: self._connect(source, plans[source]), plans)
+        plans = {source: self._plan_attempts(source, lookups) for source in self._list_answering()}
+        reaches = await self._ask_each(lambda source: self._connect(source, plans[source]), plans)
         self._progress("trying ssh between the hosts")
-        logins = self._ask_each(pool, self._log_in, self._list_answering())
-        local = [found.facts for login, found in self._collected.items() if login in self._local]
+        logins = await self._ask_each(self._log_in, self._list_answering())
+        local = next((facts for login in self._local if (facts := self._reports[login].facts)), None)
         return Survey(
-            here=here.result() if here else local[0] if local else collect(self._environ),
-            hosts=tuple(map(self._describe, self._hosts.values())),
+            here=await here if here else local or collect(self._environ),
+            hosts=tuple(self._reports.values()),
             via=self._via,
             ssh_options=self._ssh_options,
             lookups=tuple(lookups),
@@ -171,90 +154,78 @@ class Surveyor:
             seconds=time.monotonic() - began,
         )
 
-    def _ask_each(
-        self, pool: ThreadPoolExecutor, request: Callable[[str], list[Answer]], logins: Iterable[str]
-    ) -> list[Answer]:
+    async def _ask_each(self, request: Callable[[str], Awaitable[list[Answer]]], logins: Iterable[str]) -> list[Answer]:
         """Ask several agents at the same time; one that fails has a failure from then on."""
 
-        def ask(login: str) -> list[Answer]:
+        async def ask(login: str) -> list[Answer]:
             try:
-                return request(login)
+                return await request(login)
             except AgentLost as lost:
-                self._failures[login] = lost.failure
+                self._reports[login] = replace(self._reports[login], facts=None, failure=lost.failure)
                 return []
 
-        return [answer for answers in pool.map(ask, list(logins)) for answer in answers]
+        return [answer for answers in await asyncio.gather(*map(ask, logins)) for answer in answers]
 
-    def _start(self, login: str) -> None:
+    async def _collect(self, login: str) -> list[Lookup]:
+        """Start the agent of a host, and have it collect facts."""
         argv = command = agent_command(self._environ)
         if login not in self._local:
             argv = ssh_argv(login, command, self._ssh_options) if self._via == "ssh" else srun_argv(login, command)
-        try:
-            self._agents[login] = AgentSession(argv, self._environ)
-        except AgentLost as lost:
-            self._failures[login] = lost.failure
-
-    def _collect(self, login: str) -> list[Lookup]:
-        agent = self._agents[login]
-        agent.await_hello(_HELLO_S)
-        offset_s, error_s = _compare_clocks(agent)
+        agent = self._agents[login] = await AgentSession.open(argv, self._environ)
+        await agent.await_hello(_HELLO_S)
+        offset_s, error_s = await _compare_clocks(agent)
         forwarded = {"KERAS_HOME", "LD_PRELOAD", *select_forwarded(self._environ)}
         variables = {name: self._environ[name] for name in forwarded if name in self._environ}
         master = self._environ.get("MASTER_ADDR", "")
         names = list(dict.fromkeys([*(host.name for host in self._hosts.values()), *([master] if master else [])]))
-        found = agent.ask("collect", _COLLECT_S, variables=variables, names=names, secret=self._secret, host=login)
-        addresses = {name: tuple(each) for name, each in zip(names, found["addresses"], strict=True)}
+        found = await agent.ask(
+            "collect", _COLLECT_S, variables=variables, names=names, secret=self._secret, host=login
+        )
+        self._ports[login] = found["port"]
         facts = decode(HostFacts, found["facts"])
-        self._collected[login] = _Collected(facts, addresses, found["port"], offset_s, error_s)
-        return [Lookup(login, name, each) for name, each in addresses.items()]
+        self._reports[login] = replace(self._reports[login], facts=facts, offset_s=offset_s, error_s=error_s)
+        return [Lookup(login, name, tuple(each)) for name, each in zip(names, found["addresses"], strict=True)]
 
-    def _list_answering(self) -> list[str]:
-        return [login for login in self._hosts if login not in self._failures]
+    def _list_answering(self) -> dict[str, HostFacts]:
+        return {login: report.facts for login, report in self._reports.items() if report.facts is not None}
 
-    def _plan_attempts(self, source: str, answering: Sequence[str]) -> list[ConnectionAttempt]:
+    def _plan_attempts(self, source: str, lookups: Sequence[Lookup]) -> list[ConnectionAttempt]:
         """List the addresses that a host tries: those of the others' names, and all their interfaces."""
-        plan = []
-        for target in list_peers(source, answering, _MOST_CONNECTED):
-            named = self._collected[source].addresses[self._hosts[target].name]
+        plan, answering = [], self._list_answering()
+        addresses = {each.name: each.addresses for each in lookups if each.source == source}
+        for target in list_peers(source, list(answering), _MOST_CONNECTED):
+            named = addresses[self._hosts[target].name]
             plan += [ConnectionAttempt(source, target, address, True) for address in named]
-            interfaces = self._collected[target].facts.machine.network.interfaces
+            interfaces = answering[target].machine.network.interfaces
             plan += [ConnectionAttempt(source, target, each.address, False) for each in interfaces if not each.loopback]
         return plan
 
-    def _connect(self, source: str, plan: Sequence[ConnectionAttempt]) -> list[ConnectionAttempt]:
+    async def _connect(self, source: str, plan: Sequence[ConnectionAttempt]) -> list[ConnectionAttempt]:
         """Try what is planned, and measure the bandwidth from the next host in a ring, which is the first planned."""
         targets = [
-            (each.address, self._collected[each.target].port, each.target, each.target == plan[0].target)
-            for each in plan
+            (each.address, self._ports[each.target], each.target, each.target == plan[0].target) for each in plan
         ]
-        answers = self._agents[source].ask("connect", _CONNECT_S, secret=self._secret, targets=targets)
+        answers = await self._agents[source].ask("connect", _CONNECT_S, secret=self._secret, targets=targets)
         return [replace(each, problem=problem, mbit=mbit) for each, (problem, mbit) in zip(plan, answers, strict=True)]
 
-    def _log_in(self, source: str) -> list[Login]:
+    async def _log_in(self, source: str) -> list[Login]:
         """Try ssh from a host to the others; from this one it has been tried."""
         if source in self._local and self._via == "ssh":
             return []
         targets = list_peers(source, list(self._hosts), _MOST_LOGINS)
-        answers = self._agents[source].ask("login", _ASK_S, logins=targets, options=self._ssh_options)
+        answers = await self._agents[source].ask("login", _ASK_S, logins=targets, options=self._ssh_options)
         return [
             Login(source, target, Failure(answer["status"], answer["said"]) if answer else None)
             for target, answer in zip(targets, answers, strict=True)
         ]
 
-    def _describe(self, host: Host) -> HostReport:
-        failure = self._failures.get(host.login)
-        if failure is not None:
-            return HostReport(host.login, host.slots or 0, failure=failure)
-        found = self._collected[host.login]
-        return HostReport(host.login, host.slots or 0, found.facts, None, found.offset_s, found.error_s)
 
-
-def _compare_clocks(agent: AgentSession) -> tuple[float, float]:
+async def _compare_clocks(agent: AgentSession) -> tuple[float, float]:
     """Measure how far the agent's clock is ahead, and the error; of some answers the quickest is the most exact."""
     best = (0.0, float("inf"))
     for _ in range(3):
         before = time.time()
-        there = agent.ask("clock", _ASK_S)
+        there = await agent.ask("clock", _ASK_S)
         after = time.time()
         best = min(best, (there - (before + after) / 2, (after - before) / 2), key=lambda found: found[1])
     return best
