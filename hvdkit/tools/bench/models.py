@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hvdkit.torch as hvd
-from hvdkit.tools.bench.gpus import MemoryUse, find_clock
+from hvdkit.tools.bench.gpus import find_clock, read_memory
 from hvdkit.tools.bench.report import CPU, CUDA, LIBRARIES, MODELS, NO_COMMUNICATION, OURS, select_models
 from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 
@@ -179,11 +179,11 @@ class StepPeers:
         if device != CPU:  # kernels and workspaces of the process belong to no peer
             make_turn(model, _keep, device)(1)
         for name, wrap in wraps.items():
-            memory = MemoryUse(device)
+            before = read_memory(device, emptied=True)
             self.turns[name] = make_turn(model, wrap, device)
             self.turns[name](WARM_UP)
             if device != CPU:
-                self.memory[name] = memory.used()
+                self.memory[name] = max(0, read_memory(device) - before)
 
 
 def make_turn(model: Model, wrap: Wrap, device: str) -> Turn:

@@ -18,14 +18,8 @@ from hvdkit.keras.state import sync_state
 from hvdkit.tools.compare.recorder.session import Key, Patches, Session
 from hvdkit.tools.compare.records import Array, Loader, Step, thin
 
-
-def find_adapter(make: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Return Keras's data adapter for the arguments of an EpochIterator, and the arguments by name."""
-    given = inspect.signature(make).bind(*args, **kwargs)
-    given.apply_defaults()
-    rest = dict(given.arguments)
-    names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight")
-    return data_adapters.get_data_adapter(**{name: rest[name] for name in names}), rest
+#: Arguments of an EpochIterator that Keras gives to its data adapter.
+_ADAPTED = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight")
 
 
 class Batches(keras.utils.PyDataset):
@@ -85,7 +79,7 @@ def install(session: Session) -> Patches:
     """Record every step of every fit() from here on, until the result is closed."""
     patches, numbers = Patches(), count()
     fit, make = keras.Model.fit, EpochIterator.__init__
-    make_list = keras.callbacks.CallbackList.__init__
+    make_list, signature = keras.callbacks.CallbackList.__init__, inspect.signature(make)
     # Of the fit() that is about to make its data adapter, and then its callbacks, if any.
     begun: _Recorder | None = None
     adapted: _Recorder | None = None
@@ -103,7 +97,10 @@ def install(session: Session) -> Patches:
             make(self, x, y, *args, **kwargs)
             return
         adapted = recorder
-        adapter, rest = find_adapter(make, self, x, y, *args, **kwargs)
+        given = signature.bind(self, x, y, *args, **kwargs)
+        given.apply_defaults()
+        rest = given.arguments
+        adapter = data_adapters.get_data_adapter(**{name: rest[name] for name in _ADAPTED})
         recorder.note(x, rest.get("batch_size") or 32)
         recorder.batches = Batches(adapter, session, recorder.number, rest["steps_per_epoch"])
         recorder.build()
