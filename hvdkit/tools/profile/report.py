@@ -13,7 +13,7 @@ from hvdkit.profiling.mesh_steps import PARTS, MeshSteps, describe_mesh_steps
 from hvdkit.profiling.scaling_report import ScalingReport
 from hvdkit.profiling.steps import Steps
 from hvdkit.profiling.text import describe, show_s
-from hvdkit.profiling.verdict import Analysis, Parts
+from hvdkit.profiling.verdict import Analysis
 from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_log_axis, new_figure
 
 
@@ -207,15 +207,14 @@ def _typical(analysis: Analysis) -> list[int]:
 
 
 def _by_rank(analysis: Analysis, ranks: list[int]) -> dict[str, dict[str, float]]:
-    return {f"rank {row.rank} {row.host}": _name(row.parts) for row in (analysis.verdict.ranks[at] for at in ranks)}
-
-
-def _name(parts: Parts) -> dict[str, float]:
     return {
-        "compute": parts.compute_s,
-        "waiting for data": parts.loading_s,
-        "waiting for slower ranks": parts.late_s,
-        "communication": parts.exposed_s,
+        f"rank {row.rank} {row.host}": {
+            "compute": row.parts.compute_s,
+            "waiting for data": row.parts.loading_s,
+            "waiting for slower ranks": row.parts.late_s,
+            "communication": row.parts.exposed_s,
+        }
+        for row in (analysis.verdict.ranks[at] for at in ranks)
     }
 
 
