@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 
 from hvdkit.engine.basics import rank, size
 from hvdkit.tools.compare.recorder.session import Session
@@ -19,7 +18,7 @@ def record(framework: str, folder: str, planted: tuple[str, ...], ranks: str | N
     """Train and write the record of this rank into the folder. ranks: the folder whose batches one rank is to take."""
     script, recorder, adapter = _PARTS[framework]
     import_module(adapter).init()
-    session = Session(rank(), size(), folder=Path(folder), ranks=Path(ranks) if ranks else None, steps=5)
+    session = Session(rank(), size(), folder=folder, ranks=ranks, steps=5)
     with import_module(f"hvdkit.tools.compare.recorder.{recorder}").install(session):
         try:
             import_module(script).train(set(planted))

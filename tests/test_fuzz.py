@@ -213,8 +213,7 @@ TEXTS: dict[str, Parser] = {
             scripts.read_slurm_state,
             scripts.read_pbs_state,
             scripts.read_lsf_state,
-            kubernetes.read_mpijob_state,
-            kubernetes.read_trainjob_state,
+            kubernetes.read_state,
         )
     },
     "tools.doctor.collect.software.parse_gpus": Parser(software.parse_gpus, ["0", ",", "GPU-1", "80 MiB", "\n"]),

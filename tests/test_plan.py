@@ -264,6 +264,7 @@ def test_the_command_lists_plans_with_reasons(capsys: pytest.CaptureFixture[str]
     assert ask(SMALL, "--gpus", "8", "--batch", "64", "--explain", "2,2,2") == 0
     shown = capsys.readouterr().out
     assert "the fastest" in shown
+    assert shown.splitlines()[2].split().count("tp") == 2, "the degree, and the time of its collectives"
     assert "pp bubble +" in shown
     assert "dp 2 x tp 2 x pp 2" in shown
     assert "of the GPUs' peak" in shown

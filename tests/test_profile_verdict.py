@@ -217,7 +217,7 @@ def test_what_training_did_is_drawn_without_gaps() -> None:
     late = Job(late=lambda rank, step: 6 * MS if rank == 2 else 0.0, loading=lambda *_: 2 * MS)
     found = analyse(late.record())
     for rank in range(4):
-        spans = [one for one in list_spans(found.steps, [10, 11]) if one.rank == rank and one.line == "training"]
+        spans = [one for one in list_spans(found.steps, [10, 11]) if one.rank == rank and one.bucket is None]
         assert all(one.ended == pytest.approx(after.began) for one, after in itertools.pairwise(spans))
         for kind, seconds in (("loading", 2 * MS), ("late", 0.0 if rank == 2 else 6 * MS)):
             drawn = sum(one.ended - one.began for one in spans if one.kind == kind)

@@ -31,7 +31,7 @@ from hvdkit.tools.submit.job import (
     parse_variable,
     parse_warning,
 )
-from hvdkit.tools.submit.kubernetes import read_mpijob_state, read_trainjob_state
+from hvdkit.tools.submit.kubernetes import read_state
 from hvdkit.tools.submit.scripts import read_lsf_state, read_pbs_state, read_slurm_state
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -342,15 +342,15 @@ def test_states_are_read() -> None:
     kubernetes = (
         '{{"status": {{"conditions": [{{"type": "Created", "status": "True"}}, {{"type": "{}", "status": "True"}}]}}}}'
     )
-    assert read_mpijob_state(kubernetes.format("Running")) == State("running", "running")
-    assert read_mpijob_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
-    assert read_trainjob_state(kubernetes.format("Complete")) == State("ended", "complete", 0)
-    assert read_trainjob_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
-    assert read_trainjob_state(kubernetes.format("Suspended")) == State("waiting", "created suspended")
+    assert read_state(kubernetes.format("Running")) == State("running", "running")
+    assert read_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
+    assert read_state(kubernetes.format("Complete")) == State("ended", "complete", 0)
+    assert read_state(kubernetes.format("Failed")) == State("ended", "failed", 1)
+    assert read_state(kubernetes.format("Suspended")) == State("waiting", "created suspended")
     launcher = '{"status": {"jobsStatus": [{"name": "node", "active": 1}, {"name": "launcher", "active": %d}]}}'
-    assert read_trainjob_state(launcher % 1) == State("running", "running")
-    assert read_trainjob_state(launcher % 0) == State("waiting", "created")
-    for read in (read_slurm_state, read_pbs_state, read_lsf_state, read_mpijob_state, read_trainjob_state):
+    assert read_state(launcher % 1) == State("running", "running")
+    assert read_state(launcher % 0) == State("waiting", "created")
+    for read in (read_slurm_state, read_pbs_state, read_lsf_state, read_state):
         assert read("") is None
         assert read("error: nobody knows\n") is None
 

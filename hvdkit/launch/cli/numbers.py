@@ -56,12 +56,17 @@ def port_or_any(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Read a duration: more than 0 and finite."""
-    return _duration(text, "more than 0", lambda number: number > 0)
+    return _number(text, "a number of seconds; use more than 0", lambda number: number > 0)
 
 
 def seconds_or_none(text: str) -> float:
     """Read a duration: 0 or more, and finite."""
-    return _duration(text, "0 or more", lambda number: number >= 0)
+    return _number(text, "a number of seconds; use 0 or more", lambda number: number >= 0)
+
+
+def percent(text: str) -> float:
+    """Read a percentage: 0 or more, and finite."""
+    return _number(text, "a percentage from 0 up", lambda number: number >= 0)
 
 
 def _whole(text: str, least: int) -> int:
@@ -74,11 +79,11 @@ def _whole(text: str, least: int) -> int:
     return number
 
 
-def _duration(text: str, wanted: str, allowed: Callable[[float], bool]) -> float:
+def _number(text: str, wanted: str, allowed: Callable[[float], bool]) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or not allowed(number):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds; use {wanted}")
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
     return number

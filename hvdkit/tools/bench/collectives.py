@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,19 +69,19 @@ class Peers:
         self.turns: dict[str, Turn] = {}
         self.notes: list[str] = []
         self._clock = find_clock(work.device)
-        self._close: Callable[[], None] = lambda: None
-        self._group: dist.ProcessGroup | None = None
+        self._opened = contextlib.ExitStack()
         self._add(OURS, make_named(hvd, work, hvd.size()))
         if work.kind == "allreduce" and work.device == CPU:
             tensor = work.zeros()
             buckets = open_buckets(tensor)
-            self._close = buckets.close
+            self._opened.callback(buckets.close)
             self._add(IN_BUCKET, lambda: reduce_buckets(buckets, tensor))
         if alone:
             return
         if work.device == CPU:
-            self._group = dist.new_group(backend="hvdkit")
-            self._add(AS_BACKEND, _make_distributed(work, self._group))
+            group = dist.new_group(backend="hvdkit")
+            self._opened.callback(dist.destroy_process_group, group)
+            self._add(AS_BACKEND, _make_distributed(work, group))
             if reason := _why_no_mpi(work):
                 self.notes.append(reason)
             else:
@@ -91,9 +91,7 @@ class Peers:
     def close(self) -> None:
         """Release the peers' memory."""
         hvd.barrier()
-        self._close()
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
+        self._opened.close()
 
     def _add(self, name: str, call: Call) -> None:
         self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier, clock=self._clock)

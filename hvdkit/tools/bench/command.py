@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
-from hvdkit.launch.cli.numbers import count, seconds
+from hvdkit.launch.cli.numbers import count, percent, seconds
 from hvdkit.setting import parse_bytes
 from hvdkit.tools.bench.report import CPU, DEVICES, DTYPES, KINDS, SIZES, Plan
 from hvdkit.tools.training_command import add_hvdrun_options
@@ -81,9 +80,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--output", type=Path, metavar="FILE", help="also write that JSON to a file, for --baseline")
     add("--plot", type=Path, metavar="FILE", help="draw FILE.svg, FILE.png or FILE.pdf; needs matplotlib")
     add("--baseline", type=Path, metavar="FILE", help="compare with an earlier run, written by --output")
-    add(
-        "--fail-over", type=_percent, metavar="PERCENT", help="with --baseline: exit code 1 if hvdkit is slower by more"
-    )
+    add("--fail-over", type=percent, metavar="PERCENT", help="with --baseline: exit code 1 if hvdkit is slower by more")
     add_hvdrun_options(parser)
     parser.set_defaults(run=run)
 
@@ -113,13 +110,3 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in text.split(","))))
-
-
-def _percent(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a percentage from 0 up")
-    return number

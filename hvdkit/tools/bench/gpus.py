@@ -41,28 +41,20 @@ def describe_gpu(device: str) -> dict[str, str]:
     return {"GPU": torch.cuda.get_device_name() + (f" shared by {ranks} ranks" if ranks > 1 else "")}
 
 
-class MemoryUse:
-    """Bytes of GPU memory that come into use from the making of this object to used(): in all libraries together.
+def read_memory(device: str, *, emptied: bool = False) -> int:
+    """Return the bytes of GPU memory that all libraries use, for each of the GPU's ranks; 0 on the host. Collective.
 
-    Both are collective. Always 0 on the host. Ranks that share a GPU are counted alike.
+    emptied: without what torch's allocator has kept, which is the most that was in use at a time.
     """
-
-    def __init__(self, device: str) -> None:
-        self._device, self._before = device, 0
-        if device != CPU:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            self._before = self._read()
-
-    def used(self) -> int:
-        """Return the bytes, with what torch's allocator has kept: the most that was in use at a time."""
-        return max(0, self._read() - self._before) // _count_ranks() if self._device != CPU else 0
-
-    def _read(self) -> int:
-        hvd.barrier()  # all that share the GPU have settled
-        free, total = torch.cuda.mem_get_info()
-        hvd.barrier()
-        return int(total - free)
+    if device == CPU:
+        return 0
+    if emptied:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    hvd.barrier()  # all that share the GPU have settled
+    free, total = torch.cuda.mem_get_info()
+    hvd.barrier()
+    return int(total - free) // _count_ranks()
 
 
 def _count_ranks() -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hvdkit.torch as hvd
-from hvdkit.tools.bench.gpus import MemoryUse, find_clock
+from hvdkit.tools.bench.gpus import find_clock, read_memory
 from hvdkit.tools.bench.report import CPU, CUDA, LIBRARIES, MODELS, NO_COMMUNICATION, OURS, select_models
 from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 
@@ -103,27 +103,6 @@ def _conv(channels: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Mod
     return conv, nn.BatchNorm2d(out)
 
 
-class Block(nn.Module):
-    """A transformer's layer with its normalisation first, as in GPT-2."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map (n, tokens, width) to the same shape."""
-        n, tokens, width = inputs.shape
-        parts = self.query_key_value(self.before_attention(inputs)).chunk(3, dim=-1)
-        query, key, value = (part.view(n, tokens, self.heads, -1).transpose(1, 2) for part in parts)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        inputs = inputs + self.project(attended.transpose(1, 2).reshape(n, tokens, width))
-        result: Tensor = inputs + self.mlp(self.before_mlp(inputs))
-        return result
-
-
 class Transformer(nn.Module):
     """GPT-2 small (124 million parameters, the word embedding is the last layer too), or a smaller one of its form."""
 
@@ -133,13 +112,17 @@ class Transformer(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
         nn.init.normal_(self.words.weight, std=0.02)  # as GPT-2 does: it is the last layer too
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, nn.GELU("tanh"), batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def forward(self, words: Tensor) -> Tensor:
         """Map words (n, tokens) to the scores of the next ones (n * tokens, number of words)."""
-        places = torch.arange(words.shape[1], device=words.device)
-        inner = self.norm(self.blocks(self.words(words) + self.places(places)))
+        tokens = words.shape[1]
+        places = torch.arange(tokens, device=words.device)
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens, device=words.device)
+        inner = self.blocks(self.words(words) + self.places(places), mask, is_causal=True)
         return nn.functional.linear(inner, self.words.weight).flatten(0, 1)
 
 
@@ -196,11 +179,11 @@ class StepPeers:
         if device != CPU:  # kernels and workspaces of the process belong to no peer
             make_turn(model, _keep, device)(1)
         for name, wrap in wraps.items():
-            memory = MemoryUse(device)
+            before = read_memory(device, emptied=True)
             self.turns[name] = make_turn(model, wrap, device)
             self.turns[name](WARM_UP)
             if device != CPU:
-                self.memory[name] = memory.used()
+                self.memory[name] = max(0, read_memory(device) - before)
 
 
 def make_turn(model: Model, wrap: Wrap, device: str) -> Turn:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvdkit.tools.bench.report import CPU, Case, Change, Report, Summary, bandwidths, show_bytes, show_time
+from hvdkit.tools.bench.report import CPU, Change, Report, bandwidths, show_bytes, show_time
 from hvdkit.tools.charts import draw_bars, draw_lines, label_log_axis, new_figure, save_figure
 
 
@@ -19,12 +19,14 @@ def print_report(report: Report, changes: Sequence[Change], console: Console) ->
     console.print(escape(describe(report)), highlight=False, style="dim")
     title = f"{report.kind}{f' of {report.dtype}' * (report.kind != 'step')}{' on GPUs' * (report.device != CPU)}"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for number, column in enumerate(list_columns(report, changes)):
+    rows = list_rows(report, changes)
+    for number, column in enumerate(rows[0]):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
     slower = {(change.work, change.peer) for change in changes if change.slower}
-    for row in list_rows(report, changes):
-        table.add_row(*map(escape, row), style="red" if (row[0], row[1]) in slower else "")
-        if row[1] == report.peers()[-1]:
+    for row in rows:
+        work, peer, *_ = cells = list(row.values())
+        table.add_row(*map(escape, cells), style="red" if (work, peer) in slower else "")
+        if peer == report.peers()[-1]:
             table.add_section()
     console.print(table)
     for note in (*explain(report), *describe_changes(changes)):
@@ -48,22 +50,25 @@ def explain(report: Report) -> list[str]:
     return [columns + bandwidth * (report.kind != "step") + memory * _has_memory(report), *report.notes]
 
 
-def list_columns(report: Report, changes: Sequence[Change]) -> list[str]:
-    """Name the columns."""
-    bandwidth = ["GB/s", "bus GB/s"] if report.kind != "step" else []
-    first = "model" if report.kind == "step" else "size"
-    memory = ["memory"] if _has_memory(report) else []
-    return [first, "peer", "median", "spread", *bandwidth, "ratio", *memory, *(["since"] if changes else [])]
-
-
-def list_rows(report: Report, changes: Sequence[Change]) -> list[list[str]]:
-    """Build a row for each work and peer."""
+def list_rows(report: Report, changes: Sequence[Change]) -> list[dict[str, str]]:
+    """Build a row for each work and peer: column to cell."""
     since = {(change.work, change.peer): _describe_change(change) for change in changes}
+    step, has_memory = report.kind == "step", _has_memory(report)
     rows = []
     for case in report.cases:
         for peer, summary in report.summaries(case).items():
-            row = [case.work, peer, *_cells(report, case, peer, summary)]
-            rows.append([*row, since.get((case.work, peer), "")] if changes else row)
+            spread = 50 * (summary.high_s - summary.low_s) / summary.median_s
+            row = {"model" if step else "size": case.work, "peer": peer, "median": show_time(summary.median_s)}
+            row["spread"] = f"{spread:.0f} %"
+            if not step:
+                algorithm, bus = bandwidths(report, case, summary.median_s)
+                row |= {"GB/s": f"{algorithm / 1e9:.2f}", "bus GB/s": f"{bus / 1e9:.2f}"}
+            row["ratio"] = f"x{summary.ratio:.{2 if report.device == CPU else 3}f}"  # GPUs are measured to a percent
+            if has_memory:
+                row["memory"] = f"{case.memory[peer] / 2**20:.0f} MiB" if peer in case.memory else ""
+            if changes:
+                row["since"] = since.get((case.work, peer), "")
+            rows.append(row)
     return rows
 
 
@@ -79,17 +84,6 @@ def describe_changes(changes: Sequence[Change]) -> list[str]:
 def _describe_change(change: Change) -> str:
     word = "noise" if change.noise else "slower" if change.slower else "faster"
     return f"{change.percent:+.0f} % {word}"
-
-
-def _cells(report: Report, case: Case, peer: str, summary: Summary) -> list[str]:
-    spread = 50 * (summary.high_s - summary.low_s) / summary.median_s
-    cells = [show_time(summary.median_s), f"{spread:.0f} %"]
-    if case.nbytes:
-        cells += [f"{rate / 1e9:.2f}" for rate in bandwidths(report, case, summary.median_s)]
-    cells.append(f"x{summary.ratio:.{2 if report.device == CPU else 3}f}")  # GPUs are measured to a percent
-    if _has_memory(report):
-        cells.append(f"{case.memory[peer] / 2**20:.0f} MiB" if peer in case.memory else "")
-    return cells
 
 
 def _has_memory(report: Report) -> bool:
@@ -111,9 +105,9 @@ def write_plot(report: Report, path: Path) -> None:
     else:
         figure = new_figure(PLOT, 12, 5)
         times, buses = figure.subplots(1, 2)
-        cases = {peer: [case for case in report.cases if peer in case.times] for peer in report.peers()}
         medians = {
-            peer: [(case, report.summaries(case)[peer].median_s) for case in cases[peer]] for peer in report.peers()
+            peer: [(case, report.summaries(case)[peer].median_s) for case in report.cases if peer in case.times]
+            for peer in report.peers()
         }
         draw_lines(times, {peer: [(case.nbytes, time) for case, time in row] for peer, row in medians.items()})
         draw_lines(

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from hvdkit.engine.job_objects import allgather_object
-from hvdkit.tools.bench.report import Progress
 
 
 class Clock:
@@ -92,29 +91,22 @@ def plan_calls(turns: Mapping[str, Turn], seconds: float) -> dict[str, int]:
     return {peer: max(1, min(_MOST_CALLS, int(seconds / _slowest(turn(3))))) for peer, turn in turns.items()}
 
 
-def count_rounds(progress: Progress, work: str, rounds: int, *, before: int = 0, of: int) -> Callable[[], None]:
-    """Make a function that reports one more round at each call. before: rounds of earlier works; of: of all works."""
-    numbers = iter(range(before, before + rounds + 1))
-
-    def report_next() -> None:
-        progress(work, next(numbers), of)
-
-    report_next()
-    return report_next
-
-
 def interleave(
-    turns: Mapping[str, Turn], calls: Mapping[str, int], rounds: int, progress: Callable[[], object] = lambda: None
+    turns: Mapping[str, Turn],
+    calls: Mapping[str, int],
+    rounds: int,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[float]]:
     """Time every peer in every round; collective. Returns seconds a call, by peer and round.
 
-    The slowest rank's time of a call counts, and the median over the calls of a round. progress: called after each.
+    The slowest rank's time of a call counts, and the median over the calls of a round. progress: called after
+    each with the number of those that are done.
     """
     times: dict[str, list[float]] = {peer: [] for peer in turns}
-    for _ in range(rounds):
+    for done in range(1, rounds + 1):
         for peer, turn in turns.items():
             times[peer].append(_slowest(turn(calls[peer])))
-        progress()
+        progress(done)
     return times
 
 

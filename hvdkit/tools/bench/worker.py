@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from hvdkit.config import read_environment
 from hvdkit.errors import BenchError
 from hvdkit.tools.bench.collectives import Peers, plan_work
 from hvdkit.tools.bench.gpus import describe_gpu, take_device
-from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
+from hvdkit.tools.bench.horovod_job import beside_horovod
 from hvdkit.tools.bench.horovod_step import make_turns
 from hvdkit.tools.bench.models import Model, StepPeers, find_models
 from hvdkit.tools.bench.report import (
@@ -38,7 +39,7 @@ from hvdkit.tools.bench.report import (
     encode_report,
     show_bytes,
 )
-from hvdkit.tools.bench.timing import count_rounds, interleave, plan_calls
+from hvdkit.tools.bench.timing import interleave, plan_calls
 from hvdkit.transport.addresses import address_of, read_interface
 from hvdkit.transport.gloo.library import host_store, join_store
 from hvdkit.world import read_world
@@ -65,49 +66,35 @@ def joined(threads: int, *, alone: bool = False, device: str = CPU) -> Iterator[
 
 def measure(plan: Plan, progress: Progress) -> Report:
     """Measure the plan; collective. The report is the same on all ranks, as the slowest rank's times count."""
+    step = plan.kind == "step"
     alone = contextlib.nullcontext((None, list[str]()))
-    beside = alone if plan.alone or plan.kind != "step" else beside_horovod(plan.threads, plan.device)
+    beside = beside_horovod(plan.threads, plan.device) if step and not plan.alone else alone
     with joined(plan.threads, alone=plan.alone, device=plan.device), beside as (horovod, missing):
-        notes = list(missing)
+        notes, cases = list(missing), []
         machine = {**describe_machine(), **describe_gpu(plan.device)}
-        cases, works = [], _list_works(plan, horovod)
-        for number, (name, work) in enumerate(works):
-            before, of = number * plan.rounds, len(works) * plan.rounds
-            case, more = work(count_rounds(progress, name, plan.rounds, before=before, of=of))
-            cases.append(case)
-            notes += [note for note in more if note not in notes]
-        base, dtype = (NO_COMMUNICATION, "") if plan.kind == "step" else (OURS, plan.dtype)
+        works: Sequence[Model | int] = find_models(plan.models, plan.device) if step else plan.sizes
+
+        def report(number: int, name: str, done: int) -> None:
+            progress(name, number * plan.rounds + done, len(works) * plan.rounds)
+
+        for number, work in enumerate(works):
+            name = work.name if isinstance(work, Model) else show_bytes(work)
+            report(number, name, 0)
+            count = functools.partial(report, number, name)
+            if isinstance(work, Model):
+                steps = StepPeers(work, device=plan.device, alone=plan.alone)
+                turns = {**steps.turns, **make_turns(work, plan.device, horovod)}
+                times = interleave(turns, dict.fromkeys(turns, STEPS), plan.rounds, count)
+                cases.append(Case(name, 0, times, steps.memory))
+            else:
+                collective = plan_work(plan.kind, work, plan.dtype, hvd.size(), plan.device)
+                peers = Peers(collective, alone=plan.alone)
+                times = interleave(peers.turns, plan_calls(peers.turns, plan.seconds), plan.rounds, count)
+                peers.close()
+                cases.append(Case(name, collective.nbytes, times))
+                notes += [note for note in peers.notes if note not in notes]
+        base, dtype = (NO_COMMUNICATION, "") if step else (OURS, plan.dtype)
         return Report(plan.kind, base, hvd.size(), dtype, hvd.describe(), machine, notes, cases, plan.device)
-
-
-Work = Callable[[Callable[[], object]], tuple[Case, list[str]]]
-
-
-def _list_works(plan: Plan, horovod: HorovodJob | None) -> list[tuple[str, Work]]:
-    """Return the name of each work, and what measures it: its case, and which peers were left out and why."""
-
-    def collective(nbytes: int) -> Work:
-        def run(progress: Callable[[], object]) -> tuple[Case, list[str]]:
-            work = plan_work(plan.kind, nbytes, plan.dtype, hvd.size(), plan.device)
-            peers = Peers(work, alone=plan.alone)
-            times = interleave(peers.turns, plan_calls(peers.turns, plan.seconds), plan.rounds, progress)
-            peers.close()
-            return Case(show_bytes(nbytes), work.nbytes, times), peers.notes
-
-        return run
-
-    def step(model: Model) -> Work:
-        def run(progress: Callable[[], object]) -> tuple[Case, list[str]]:
-            peers = StepPeers(model, device=plan.device, alone=plan.alone)
-            turns = {**peers.turns, **make_turns(model, plan.device, horovod)}
-            times = interleave(turns, dict.fromkeys(turns, STEPS), plan.rounds, progress)
-            return Case(model.name, 0, times, peers.memory), []
-
-        return run
-
-    if plan.kind == "step":
-        return [(model.name, step(model)) for model in find_models(plan.models, plan.device)]
-    return [(show_bytes(nbytes), collective(nbytes)) for nbytes in plan.sizes]
 
 
 def _open_store() -> Any:

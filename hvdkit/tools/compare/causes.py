@@ -128,17 +128,17 @@ def find_scaled_rate(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Ca
 
 
 def explain(
-    first: Difference, many: Sequence[RankRecord], one: RankRecord, initial: Arrays, repeats: Callable[[], bool]
+    first: Difference, many: Sequence[RankRecord], one: RankRecord, repeats: Callable[[], bool]
 ) -> Iterator[Cause]:
     """Find the likely cause of the first difference in numbers.
 
-    initial: parameters before the first step. repeats: runs one rank again, and says whether the results are equal.
+    repeats: runs one rank again, and says whether the results are equal.
     """
     mine, alone = [record.steps[first.step] for record in many], one.steps[first.step]
     if any(step.random for step in (*mine, alone)):
         yield _RANDOM if repeats() else _NOT_DETERMINISTIC
         return
-    found = [*_explain_batch_norm(many), *_explain_gradients(first, mine, alone, initial)]
+    found = [*_explain_batch_norm(many), *_explain_gradients(first, mine, alone, many[0].initial)]
     rows = sorted({step.rows for step in mine})
     if not found and len(rows) > 1:
         found.append(

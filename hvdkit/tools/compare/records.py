@@ -1,10 +1,10 @@
-"""A rank's record of its first steps, in a file of JSON and one of arrays; and the distances between two runs."""
+"""A rank's record of its first steps, in a file; and the distances between two runs."""
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,41 +84,16 @@ def thin(values: Any) -> Array:
 
 
 def write_record(record: RankRecord, folder: Path) -> None:
-    """Write the two files of this rank; the JSON comes last, so both are complete when it exists."""
-    arrays: dict[str, Array] = {f"initial/{name}": array for name, array in record.initial.items()}
-    for number, step in enumerate(record.steps):
-        arrays.update({f"{number}/gradients/{name}": array for name, array in step.gradients.items()})
-        arrays.update({f"{number}/parameters/{name}": array for name, array in step.parameters.items()})
-    with (folder / f"rank-{record.rank}.npz").open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    numbers = asdict(record)
-    numbers.pop("initial")
-    for step in numbers["steps"]:
-        del step["gradients"], step["parameters"]
+    """Write the record of this rank; it is complete when its file has the name that `read_records` looks for."""
     temporary = folder / f"rank-{record.rank}.tmp"
-    temporary.write_text(json.dumps(numbers))
-    temporary.replace(folder / f"rank-{record.rank}.json")
+    temporary.write_bytes(pickle.dumps(record))
+    temporary.replace(folder / f"rank-{record.rank}.pickle")
 
 
 def read_records(folder: Path) -> list[RankRecord]:
     """Read the records of all ranks in a folder, by rank."""
-    return sorted((_read(path) for path in folder.glob("rank-*.json")), key=lambda record: record.rank)
-
-
-def _read(path: Path) -> RankRecord:
-    numbers = json.loads(path.read_text())
-    numbers["steps"] = [Step(**step) for step in numbers["steps"]]
-    numbers["loaders"] = [Loader(**loader) for loader in numbers["loaders"]]
-    record = RankRecord(**numbers)
-    with np.load(path.with_suffix(".npz")) as arrays:
-        for key in arrays.files:
-            first, _, rest = key.partition("/")
-            if first == "initial":
-                record.initial[rest] = arrays[key]
-            else:
-                kind, _, name = rest.partition("/")
-                getattr(record.steps[int(first)], kind)[name] = arrays[key]
-    return record
+    records: list[RankRecord] = [pickle.loads(path.read_bytes()) for path in folder.glob("rank-*.pickle")]
+    return sorted(records, key=lambda record: record.rank)
 
 
 #: Rounding of float32, in parts of a tensor's norm, that one step may add to it.

@@ -51,6 +51,10 @@ def judge(
     learning rate that the script sets on it.
     Raises CompareError for runs that cannot be compared.
     """
+
+    def repeats() -> bool:
+        return all(difference.equal for difference in compare_steps([run_again()], one, chosen))
+
     _check(many, one)
     half = one.half or any(record.half for record in many)
     chosen = limits or (HALF if half else Limits())
@@ -64,7 +68,7 @@ def judge(
         found += [cause for cause in causes.find_other_epoch(many, one) if cause.name != "whole-epoch" or not shared]
         found += causes.find_scaled_rate(many, one)
     if first is not None and not any(one.name in ("no-broadcast", "not-reduced", "rates-differ") for one in found):
-        found += _explain(first, many, one, run_again, chosen)
+        found += causes.explain(first, many, one, repeats)
     return Verdict(
         ranks=len(many),
         steps=min(len(record.steps) for record in (*many, one)),
@@ -75,15 +79,6 @@ def judge(
         differences=differences,
         notes=_notes(many, one, half, own_rates),
     )
-
-
-def _explain(
-    first: Difference, many: Sequence[RankRecord], one: RankRecord, run_again: Callable[[], RankRecord], limits: Limits
-) -> list[Cause]:
-    def repeats() -> bool:
-        return all(difference.equal for difference in compare_steps([run_again()], one, limits))
-
-    return list(causes.explain(first, many, one, many[0].initial, repeats))
 
 
 def _check(many: Sequence[RankRecord], one: RankRecord) -> None:

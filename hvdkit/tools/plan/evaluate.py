@@ -144,16 +144,14 @@ def read_row(cells: Mapping[str, str], columns: Columns, gpu: Gpu, defaults: Map
         _integer("zero", _as_digit(texts.get("zero", "0"))),
         sequence_parallel=_flag("sequence_parallel", texts.get("sequence_parallel", "no")),
     )
-    layouts = [base]
     if "micro_batch" in texts:
-        layouts = [replace(base, micro_batch=_integer("micro_batch", texts["micro_batch"]))]
+        sizes = [_integer("micro_batch", texts["micro_batch"])]
     else:
         sizes = [size for size in (1, 2, 4, 8, 16) if batch % (base.dp * size) == 0] or [1]
-        layouts = [replace(base, micro_batch=size) for size in sizes]
         assumed.append("the fastest micro-batch that fits")
     kinds = [_recompute(texts["recompute"])] if "recompute" in texts else ["none", "full"]
     assumed += [] if "recompute" in texts else ["no recomputation if that fits, else full"]
-    layouts = [replace(layout, recompute=kind) for layout in layouts for kind in kinds]
+    layouts = [replace(base, micro_batch=size, recompute=kind) for size in sizes for kind in kinds]
     return Row(model, Cluster(gpu, gpus, take("node", 8)), batch, layouts, _measured(cells, columns), assumed)
 
 

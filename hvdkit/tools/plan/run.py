@@ -298,8 +298,8 @@ def _print(job: Job, plans: Plans, shown: list[Candidate]) -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     if options.model is not None:
         raise PlanError(f"--evaluate takes the models from its table. Leave out {options.model}.")
-    defaults = {name: str(value) for name in _TABLE_DEFAULTS if (value := getattr(options, name))}
-    defaults = {name: "yes" if value == "True" else value for name, value in defaults.items()}
+    given = {name: value for name in _TABLE_DEFAULTS if (value := getattr(options, name))}
+    defaults = {name: "yes" if value is True else str(value) for name, value in given.items()}
     gpu, constants = find_gpu(options.gpu), Calibration()
     if options.bench:
         gpu, constants = with_links(gpu, constants, read_report(options.bench))

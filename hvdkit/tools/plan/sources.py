@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -132,7 +133,7 @@ def from_module(built: Any, sizes: Mapping[str, int], where: str) -> Transformer
         raise PlanError(
             f"{where} has no block that is repeated, as transformers have. Give its sizes as words instead."
         )
-    layers, shape = max(blocks, key=lambda block: block[0] * sum(map(_size, block[1])))
+    layers, shape = max(blocks, key=lambda block: block[0] * sum(map(math.prod, block[1])))
     matrices = [size for size in shape if len(size) == 2]
     hidden = Counter(side for size in matrices for side in size).most_common(1)[0][0]
     found: dict[str, Any] = {"hidden": hidden, "layers": layers}
@@ -159,10 +160,3 @@ def from_module(built: Any, sizes: Mapping[str, int], where: str) -> Transformer
 
 def _shapes(module: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(parameter.shape) for parameter in module.parameters())
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total

@@ -13,7 +13,7 @@ from hvdkit.profiling.mesh_steps import PARTS, MeshSteps, describe_mesh_steps
 from hvdkit.profiling.scaling_report import ScalingReport
 from hvdkit.profiling.steps import Steps
 from hvdkit.profiling.text import describe, show_s
-from hvdkit.profiling.verdict import Analysis, Parts
+from hvdkit.profiling.verdict import Analysis
 from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_log_axis, new_figure
 
 
@@ -21,27 +21,17 @@ from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_
 class Span:
     """An activity between two times, on the clock of its Steps.
 
-    rank: its index among steps.ranks. line: "training" or "buckets". kind: of Shares, or "bucket". step: number of the
-    round. bucket: its number. detail: its tensors.
+    rank: its index among steps.ranks. kind: of Shares, or "bucket". step: number of the round. began, ended: times.
+    bucket: its number, None for what training did. detail: its tensors.
     """
 
     rank: int
-    line: str
     kind: str
-    name: str
     step: int
     began: float
     ended: float
-    bucket: int = 0
+    bucket: int | None = None
     detail: str = ""
-
-
-_NAMES = {
-    "compute": "compute",
-    "loading": "waiting for data",
-    "late": "waiting for a slower rank",
-    "exposed": "communication",
-}
 
 
 def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
@@ -49,27 +39,28 @@ def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
     chosen = list(which)
     for rank in range(len(steps.ranks)):
         for at in chosen:
-            yield from _training(steps, rank, at)
             number = int(steps.numbers[at])
+            for kind, began, ended in _training(steps, rank, at):
+                yield Span(rank, kind, number, began, ended)
             for bucket, names in enumerate(steps.plan.names):
                 began, ended = float(steps.ready[rank, at, bucket]), float(steps.reduced[rank, at, bucket])
                 if ended > began:
-                    yield Span(rank, "buckets", "bucket", f"bucket {bucket}", number, began, ended, bucket, names)
+                    yield Span(rank, "bucket", number, began, ended, bucket, names)
 
 
-def _training(steps: Steps, rank: int, at: int) -> Iterator[Span]:
-    """The spans of training from begin to end of a step; what is no wait, copy or load is compute."""
+def _training(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float]]:
+    """Kind, begin and end of what training did in a step; what is no wait, copy or load is compute."""
     now = float(steps.began[rank, at])
     for kind, began, ended in sorted(_stops(steps, rank, at), key=lambda stop: stop[1]):
         began = max(began, now)
         if ended <= began:
             continue
         if began > now:
-            yield _span(steps, rank, at, "compute", now, began)
-        yield _span(steps, rank, at, kind, began, ended)
+            yield "compute", now, began
+        yield kind, began, ended
         now = ended
     if steps.ended[rank, at] > now:
-        yield _span(steps, rank, at, "compute", now, float(steps.ended[rank, at]))
+        yield "compute", now, float(steps.ended[rank, at])
 
 
 def _stops(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float]]:
@@ -85,13 +76,15 @@ def _stops(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float
         yield "exposed", ready, float(steps.taken[here])
 
 
-def _span(steps: Steps, rank: int, at: int, kind: str, began: float, ended: float) -> Span:
-    return Span(rank, "training", kind, _NAMES[kind], int(steps.numbers[at]), began, ended)
-
-
 _LINES = ("training", "buckets")
-#: In a trace: colours of Chrome's own palette.
-_SHOWN = {"compute": "good", "loading": "bad", "late": "terrible", "exposed": "yellow", "bucket": "generic_work"}
+#: In a trace: names, and colours of Chrome's own palette.
+_TRACED = {
+    "compute": ("compute", "good"),
+    "loading": ("waiting for data", "bad"),
+    "late": ("waiting for a slower rank", "terrible"),
+    "exposed": ("communication", "yellow"),
+    "bucket": ("bucket {}", "generic_work"),
+}
 
 
 def build_trace(found: Analysis) -> dict[str, Any]:
@@ -105,13 +98,13 @@ def build_trace(found: Analysis) -> dict[str, Any]:
     start = float(found.steps.began.min())
     events += [
         {
-            "name": span.name,
+            "name": _TRACED[span.kind][0].format(span.bucket),
             "ph": "X",
             "pid": found.steps.ranks[span.rank].rank,
-            "tid": _LINES.index(span.line),
+            "tid": int(span.bucket is not None),
             "ts": round(1e6 * (span.began - start), 1),
             "dur": round(1e6 * (span.ended - span.began), 1),
-            "cname": _SHOWN[span.kind],
+            "cname": _TRACED[span.kind][1],
             "args": {"step": span.step, **({"tensors": span.detail} if span.detail else {})},
         }
         for span in list_spans(found.steps, range(len(found.steps.numbers)))
@@ -183,9 +176,8 @@ def _draw_timeline(analysis: Analysis, ranks: list[int], steps: list[int]) -> st
     rows = {rank: row for row, rank in enumerate(ranks)}
     for span in list_spans(analysis.steps, steps):
         if span.rank in rows:
-            training = span.line == "training"
-            place = (rows[span.rank] - 0.4, 0.5) if training else (rows[span.rank] + 0.12, 0.2)
-            colour = _COLOURS[span.kind] if training else f"C{4 + span.bucket % 4}"
+            place = (rows[span.rank] - 0.4, 0.5) if span.bucket is None else (rows[span.rank] + 0.12, 0.2)
+            colour = _COLOURS[span.kind] if span.bucket is None else f"C{4 + span.bucket % 4}"
             axis.broken_barh([(1e3 * (span.began - start), 1e3 * (span.ended - span.began))], place, facecolor=colour)
     members = [analysis.steps.ranks[rank] for rank in ranks]
     axis.set_yticks(range(len(ranks)), [f"{member.rank} {member.host}"[:16] for member in members])
@@ -215,15 +207,14 @@ def _typical(analysis: Analysis) -> list[int]:
 
 
 def _by_rank(analysis: Analysis, ranks: list[int]) -> dict[str, dict[str, float]]:
-    return {f"rank {row.rank} {row.host}": _name(row.parts) for row in (analysis.verdict.ranks[at] for at in ranks)}
-
-
-def _name(parts: Parts) -> dict[str, float]:
     return {
-        "compute": parts.compute_s,
-        "waiting for data": parts.loading_s,
-        "waiting for slower ranks": parts.late_s,
-        "communication": parts.exposed_s,
+        f"rank {row.rank} {row.host}": {
+            "compute": row.parts.compute_s,
+            "waiting for data": row.parts.loading_s,
+            "waiting for slower ranks": row.parts.late_s,
+            "communication": row.parts.exposed_s,
+        }
+        for row in (analysis.verdict.ranks[at] for at in ranks)
     }
 
 

@@ -60,8 +60,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         usage="hvdkit submit [options] -- command [arguments]",
         description=_EXPLANATION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--scheduler", choices=tuple(SCHEDULERS), help="(default: the one whose sbatch, qsub or bsub is on PATH)")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.follow import Scheduler, State, first_match
@@ -72,15 +71,13 @@ def write_environ(job: BatchJob, indent: int) -> str:
 
 def write_container(job: BatchJob, indent: int) -> str:
     """Write the resources and the shared memory of a container whose ranks share memory."""
-    amounts = {"cpu": str(job.cpus * job.tasks_per_node) if job.cpus else "", "memory": ""}
-    if job.memory:
-        amounts["memory"] = job.memory_unit + "i"
-    amounts["nvidia.com/gpu"] = str(job.gpus) if job.gpus else ""
-    amounts = {name: amount for name, amount in amounts.items() if amount}
-    lines = []
-    if amounts:
-        lines += ["# Of each worker.", "resources:", "  limits:"]
-        lines += [f"    {name}: {quote(amount)}" for name, amount in amounts.items()]
+    amounts = {
+        "cpu": job.cpus * job.tasks_per_node,
+        "memory": f"{job.memory_unit}i" if job.memory else "",
+        "nvidia.com/gpu": job.gpus,
+    }
+    limits = [f"    {name}: {quote(str(amount))}" for name, amount in amounts.items() if amount]
+    lines = ["# Of each worker.", "resources:", "  limits:", *limits] if limits else []
     lines += [
         "# Ranks of a worker share memory; the default of a container is 64 MiB.",
         "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
@@ -155,30 +152,21 @@ spec:
 """
 
 
-def read_state(text: str, success: str, runs: Callable[[list[str], Any], bool]) -> State | None:
-    """Read `kubectl get RESOURCE NAME -o json`; None for other text.
-
-    success: the condition of a job that has succeeded. runs: whether one that has not ended runs, from the conditions
-    that are true and its status; KeyError, TypeError and AttributeError mean that it does not.
-    """
+def read_state(text: str) -> State | None:
+    """Read `kubectl get RESOURCE NAME -o json` of an MPIJob or a TrainJob; None for other text."""
     try:
         status = json.loads(text).get("status", {})
         conditions = [str(entry.get("type")) for entry in status.get("conditions", []) if entry.get("status") == "True"]
+        # A TrainJob has no condition while it runs, and no jobs before.
+        running = "Running" in conditions or any(
+            job.get("active") for job in status.get("jobsStatus") or () if job.get("name") == "launcher"
+        )
     except (ValueError, AttributeError, TypeError):
         return None
-    for word, code in (("Failed", 1), (success, 0)):
+    for word, code in (("Failed", 1), ("Succeeded", 0), ("Complete", 0)):
         if word in conditions:
             return State("ended", word.lower(), code)
-    try:
-        running = runs(conditions, status)
-    except (KeyError, AttributeError, TypeError):  # it has no jobs yet
-        running = False
     return State("running", "running") if running else State("waiting", " ".join(conditions).lower() or "created")
-
-
-def read_mpijob_state(text: str) -> State | None:
-    """Read the status of `kubectl get mpijob NAME -o json`."""
-    return read_state(text, "Succeeded", lambda conditions, _: "Running" in conditions)
 
 
 KUBERNETES = Scheduler(
@@ -187,7 +175,7 @@ KUBERNETES = Scheduler(
     submit=("kubectl", "create", "-f", "-", "-o", "name"),
     read_id=first_match(r"mpijob\.kubeflow\.org/([a-z0-9-]+)"),
     ask=lambda job: ("kubectl", "get", "mpijob", job, "-o", "json"),
-    read_state=read_mpijob_state,
+    read_state=read_state,
     cancel=lambda job: ("kubectl", "delete", "mpijob", job),
     read_log=lambda job: ("kubectl", "logs", "--follow", f"job/{job}-launcher"),
 )
@@ -294,22 +282,11 @@ spec:
 """
 
 
-def read_trainjob_state(text: str) -> State | None:
-    """Read the status of `kubectl get trainjob NAME -o json`."""
-    return read_state(
-        text,
-        "Complete",
-        lambda _, status: any(job["name"] == "launcher" and job.get("active") for job in status["jobsStatus"]),
-    )
-
-
-TRAINJOB = Scheduler(
-    title="Kubernetes",
+TRAINJOB = replace(
+    KUBERNETES,
     write=write_trainjob,
-    submit=("kubectl", "create", "-f", "-", "-o", "name"),
     read_id=first_match(r"trainjob\.trainer\.kubeflow\.org/([a-z0-9-]+)"),
     ask=lambda job: ("kubectl", "get", "trainjob", job, "-o", "json"),
-    read_state=read_trainjob_state,
     cancel=lambda job: ("kubectl", "delete", f"trainjob/{job}", f"clustertrainingruntime/{job}"),
     read_log=lambda job: ("kubectl", "logs", "--follow", f"job/{job}-launcher-0"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Iterator
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -17,14 +18,8 @@ from hvdkit.keras.state import sync_state
 from hvdkit.tools.compare.recorder.session import Key, Patches, Session
 from hvdkit.tools.compare.records import Array, Loader, Step, thin
 
-
-def find_adapter(make: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Return Keras's data adapter for the arguments of an EpochIterator, and the arguments by name."""
-    given = inspect.signature(make).bind(*args, **kwargs)
-    given.apply_defaults()
-    rest = dict(given.arguments)
-    names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight")
-    return data_adapters.get_data_adapter(**{name: rest[name] for name in names}), rest
+#: Arguments of an EpochIterator that Keras gives to its data adapter.
+_ADAPTED = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight")
 
 
 class Batches(keras.utils.PyDataset):
@@ -82,28 +77,38 @@ _DROPOUT = ("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout", "Spat
 
 def install(session: Session) -> Patches:
     """Record every step of every fit() from here on, until the result is closed."""
-    fits, patches = _Fits(session), Patches()
+    patches, numbers = Patches(), count()
     fit, make = keras.Model.fit, EpochIterator.__init__
-    make_list = keras.callbacks.CallbackList.__init__
+    make_list, signature = keras.callbacks.CallbackList.__init__, inspect.signature(make)
+    # Of the fit() that is about to make its data adapter, and then its callbacks, if any.
+    begun: _Recorder | None = None
+    adapted: _Recorder | None = None
 
     def watched_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal begun
         session.record.framework = "keras"
-        fits.begin(self)
+        begun = _Recorder(session, next(numbers), self)
         return fit(self, *args, **kwargs)
 
     def watched_make(self: Any, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> None:
-        recorder = fits.take()
+        nonlocal begun, adapted
+        recorder, begun = begun, None
         if recorder is None:
             make(self, x, y, *args, **kwargs)
             return
-        adapter, rest = find_adapter(make, self, x, y, *args, **kwargs)
+        adapted = recorder
+        given = signature.bind(self, x, y, *args, **kwargs)
+        given.apply_defaults()
+        rest = given.arguments
+        adapter = data_adapters.get_data_adapter(**{name: rest[name] for name in _ADAPTED})
         recorder.note(x, rest.get("batch_size") or 32)
         recorder.batches = Batches(adapter, session, recorder.number, rest["steps_per_epoch"])
         recorder.build()
         make(self, recorder.batches, steps_per_execution=rest["steps_per_execution"])
 
     def watched_make_list(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
-        recorder = fits.take_callback()
+        nonlocal adapted
+        recorder, adapted = adapted, None
         if recorder is not None:  # after all others, those that hvdrun --wrap adds among them
             callbacks = [*(keras.tree.flatten(callbacks) if callbacks else []), recorder]
         make_list(self, callbacks, *args, **kwargs)
@@ -122,28 +127,6 @@ def _nothing(session: Session) -> Any:
         return inputs
 
     return call
-
-
-class _Fits:
-    """The fit() that is about to make its data adapter, and then its callbacks, if any."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self._count = session, 0
-        self._next: _Recorder | None = None
-        self._callback: _Recorder | None = None
-
-    def begin(self, model: keras.Model) -> None:
-        self._next = _Recorder(self._session, self._count, model)
-        self._count += 1
-
-    def take(self) -> _Recorder | None:
-        taken, self._next = self._next, None
-        self._callback = taken or self._callback
-        return taken
-
-    def take_callback(self) -> _Recorder | None:
-        taken, self._callback = self._callback, None
-        return taken
 
 
 class _Recorder(keras.callbacks.Callback):

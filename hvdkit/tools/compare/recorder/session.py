@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,33 +48,20 @@ def hash_rows(batch: Any) -> list[str]:
 
 def copy(batch: Any) -> Any:
     """Copy a batch to CPU memory. Raises TypeError for what is neither a tensor nor a plain value."""
-    if hasattr(batch, "detach"):
-        return batch.detach().cpu().clone()
-    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
-        return np.array(batch)
-    if isinstance(batch, Mapping):
-        return {key: copy(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(copy, batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map(copy, batch))
-    if batch is None or isinstance(batch, (str, bytes, int, float, bool)):
-        return batch
-    raise TypeError(
-        f"hvdkit compare: a batch holds a {type(batch).__name__}. Batches may hold tensors, numpy arrays, numbers, "
-        f"strings, dicts, lists and tuples only."
-    )
+    return join([batch])
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Join batches of the same structure to one, with their rows in order."""
+    """Join batches of the same structure to one in CPU memory, with their rows in order. Raises TypeError as copy()."""
     first = batches[0]
     if hasattr(first, "detach"):
         import torch
 
-        return torch.cat(list(batches)) if first.dim() else first
+        tensors = [batch.detach().cpu() for batch in batches]
+        return torch.cat(tensors) if first.dim() else tensors[0].clone()
     if hasattr(first, "shape") and hasattr(first, "dtype"):
-        return np.concatenate(batches) if first.ndim else first
+        arrays = [np.array(batch) for batch in batches]
+        return np.concatenate(arrays) if arrays[0].ndim else arrays[0]
     if isinstance(first, Mapping):
         return {key: join([batch[key] for batch in batches]) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
@@ -84,7 +70,12 @@ def join(batches: Sequence[Any]) -> Any:
         return type(first)(one for batch in batches for one in batch)
     if isinstance(first, (list, tuple)):
         return type(first)(map(join, zip(*batches, strict=True)))
-    return first
+    if first is None or isinstance(first, (str, bytes, int, float)):
+        return first
+    raise TypeError(
+        f"hvdkit compare: a batch holds a {type(first).__name__}. Batches may hold tensors, numpy arrays, numbers, "
+        f"strings, dicts, lists and tuples only."
+    )
 
 
 def _to_numpy(leaf: Any) -> Any:
@@ -115,9 +106,10 @@ class Session:
     """
 
     def __init__(
-        self, rank: int, size: int, *, folder: Path, ranks: Path | None, steps: int, own_rates: bool = False
+        self, rank: int, size: int, *, folder: str, ranks: str | None, steps: int, own_rates: bool = False
     ) -> None:
-        self.folder, self.ranks, self.steps, self.own_rates = folder, ranks, steps, own_rates
+        self.folder, self.ranks = Path(folder), Path(ranks) if ranks else None
+        self.steps, self.own_rates = steps, own_rates
         self.record = RankRecord(rank, size)
         self._written = False
         # The last one, as long as it is not known whether it is trained on.
@@ -126,8 +118,8 @@ class Session:
         self._losses: list[float] = []
         self._states = b""
         self._random = False
-        self.others = read_records(ranks) if ranks is not None else []
-        self.given = _read_keys(ranks) if ranks is not None else {}
+        self.others = read_records(self.ranks) if self.ranks is not None else []
+        self.given = _read_keys(self.ranks) if self.ranks is not None else {}
         atexit.register(self.write)
 
     def got(self, key: Key, batch: Any, states: bytes | None, trained: Callable[[], object] = lambda: None) -> None:
@@ -201,16 +193,3 @@ def _read_keys(folder: Path) -> Mapping[Key, list[int]]:
         rank, *key = map(int, path.name.split("-")[1:])
         found.setdefault((key[0], key[1], key[2]), []).append(rank)
     return {key: sorted(ranks) for key, ranks in found.items()}
-
-
-def open_session(settings: str, rank: int, size: int) -> Session:
-    """Open a session from the variable HVDKIT_COMPARE, JSON."""
-    asked = json.loads(settings)
-    return Session(
-        rank,
-        size,
-        folder=Path(asked["folder"]),
-        ranks=Path(asked["ranks"]) if asked["ranks"] else None,
-        steps=asked["steps"],
-        own_rates=asked["own_rates"],
-    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -24,14 +25,14 @@ _NUMBER = "_hvdkit_compare_number"
 
 def watch_loaders(session: Session, patches: Patches) -> None:
     """Intercept every iteration of every DataLoader that is made from now on."""
-    loaders = _Loaders(session)
+    loaders, numbers = _Loaders(session), count()
     init: Any = DataLoader.__init__
     iterate: Any = DataLoader.__iter__
     length: Any = DataLoader.__len__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        self.__dict__[_NUMBER] = loaders.count()
+        self.__dict__[_NUMBER] = next(numbers)
 
     def __iter__(self: Any) -> Any:
         number = self.__dict__.get(_NUMBER)
@@ -53,16 +54,10 @@ class _Loaders:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._made = 0
         self._iterated: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
         if session.others:
             self.lengths = {one.number: one.batches for one in session.others[0].loaders}
-
-    def count(self) -> int:
-        """Return the number of a new one."""
-        self._made += 1
-        return self._made - 1
 
     def iterate(self, loader: Any, number: int, iterate: Any) -> Iterator[Any]:
         """Yield its batches, or the joined batches of all ranks on one rank."""

@@ -67,13 +67,8 @@ def read_horovod(environ: Mapping[str, str]) -> Horovod:
     bindings = tuple(name for name, (pattern, _) in _BINDINGS.items() if any(folder.glob(pattern)))
     clean = clean_environment(environ)
     with ThreadPoolExecutor(max(1, len(bindings))) as pool:
-        answers = dict(
-            zip(
-                bindings,
-                pool.map(lambda name: run_probe("load_horovod", clean, _HOROVOD_TIMEOUT_S, name), bindings),
-                strict=True,
-            )
-        )
+        jobs = {name: pool.submit(run_probe, "load_horovod", clean, _HOROVOD_TIMEOUT_S, name) for name in bindings}
+        answers = {name: job.result() for name, job in jobs.items()}
     loaded = tuple(name for name in bindings if "parts" in answers[name])
     return Horovod(
         version=version,
