@@ -99,6 +99,22 @@ def weights_anew() -> None:
     assert [float(tensors.gradient(torch.tensor(1.0))) for _ in range(2)] == [0.5, 2.0]  # type: ignore[arg-type]
 
 
+def evaluates_between_epochs() -> None:
+    """An evaluation on the data that one process trains on leaves the orders of the epochs as they are."""
+    with joined():
+        alone, model = make_model(), make_model()
+        alone.compile(_optimizer(), "mse")
+        model.compile(hvd.DistributedOptimizer(_optimizer()), "mse")
+        data = hvd.BalancedDataset(_data(), BATCH, model.optimizer)
+        for epochs in (2, 1):
+            model.fit(data, epochs=epochs, verbose=0)
+            model.evaluate(data, verbose=0)
+            model.evaluate(data, verbose=0)
+        assert data.epoch == 3
+        _train_alone(alone, 0, range(3), whole=False)
+        assert_alike(model, alone, 1e-6)
+
+
 def misuse() -> None:
     """Errors that say what to do."""
     with joined():
@@ -124,8 +140,8 @@ def misuse() -> None:
                 hvd.BalancedDataset(data, batch, optimizer, **options)
         alone = wrap(process_set=hvd.add_process_set([0]))
         own = hvd.BalancedDataset(data, BATCH, alone)  # which each rank has for itself
-        for epoch in (0, 1):
-            assert len(list(own)) == len(own) and own.epoch == epoch
+        for _ in range(2):
+            assert len(list(own)) == len(own) and own.epoch == 0  # nothing was trained
         own.set_epoch(7)
         next(iter(own))
         assert own.epoch == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -68,6 +69,27 @@ def end_on(rank: int) -> None:
     if hvd.rank() == rank:
         os.kill(os.getpid(), 9)
     hvd.allreduce(torch.ones(1), name="one is not")
+
+
+def wait_for_a_stopped_rank(rank: int) -> None:
+    """One rank stops its process (SIGSTOP), while the others wait for it."""
+    import torch
+
+    import hvdkit.torch as hvd
+
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="all are here")
+    if hvd.rank() == rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.allreduce(torch.ones(1), name="one is not")
+
+
+def work_without_hvdkit(seconds: float) -> int:
+    """Be busy with Python code for some time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return os.getpid()
 
 
 def lose_a_rank_while_the_others_connect(folder: str) -> dict[str, Any]:

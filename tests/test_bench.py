@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ranks import run_ranks
 from rich.console import Console
 
 from hvdkit.cli import build_parser, main
@@ -247,3 +249,27 @@ def test_where_horovod_is_missing_a_step_says_how_to_get_it(
     with horovod_job.beside_horovod(1, device) as (job, notes):
         assert job is None
     assert "not installed" in notes[0] and notes[0].endswith(command)
+
+
+def _start_a_horovod_that_fails() -> str:
+    """Why there is no job of Horovod's ranks, where these end as they do if they cannot be imported."""
+    import hvdkit.torch as hvd
+    from hvdkit.tools.bench import horovod_job
+
+    start = horovod_job._start
+    hvd.init()
+    try:
+        horovod_job._start = lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        horovod_job.HorovodJob()
+    except BenchError as error:
+        return str(error)
+    finally:
+        horovod_job._start = start
+        hvd.shutdown()
+    return "it came up"
+
+
+@pytest.mark.ranks
+def test_ranks_of_horovod_that_fail_at_their_start_are_told_when_they_have_ended() -> None:
+    for said in run_ranks(2, _start_a_horovod_that_fails):
+        assert "2 of its 2 ranks did not come up before their job ended with exit code 3" in said

@@ -16,6 +16,11 @@ def test_unequal_rows_train_as_one_process_with_the_whole_batch(backend: str) ->
 
 
 @each_backend
+def test_an_evaluation_does_not_change_the_order_of_training(backend: str) -> None:
+    run_check(1, backend, "keras_balanced:evaluates_between_epochs")
+
+
+@each_backend
 def test_misuse_is_refused_with_its_cure(backend: str) -> None:
     run_check(3, backend, "keras_balanced:misuse")
     if backend == "torch":

@@ -284,14 +284,16 @@ def test_in_a_job_of_grid_engine_open_mpi_starts_its_daemons_with_qrsh(tmp_path:
     environ["PE_HOSTFILE"] = "/spool/pe_hostfile"
 
     def started(wish: str = "", **more: Any) -> tuple[str, bool]:
-        facts = detect_launchers(environ, str(tmp_path), local=False, named_hosts=False, wish=wish)
+        own_ssh = "ssh_options" in more
+        facts = detect_launchers(environ, str(tmp_path), local=False, named_hosts=False, wish=wish, own_ssh=own_ssh)
         choice = plan_launcher(facts, wish)
         return choice.reason, "BatchMode=yes" in " ".join(build_launch(job(**more), choice).argv)
 
     assert started() == (f"Open MPI's mpirun: it starts its daemons through {qrsh}", False)
     assert started("mpirun") == ("--launcher mpirun", False)
     assert started("ssh") == ("--launcher ssh", True)
-    assert started(ssh_options=("-p", "2222"))[1]
+    reason = "it starts its daemons over ssh, as -p or -i was given"
+    assert started(ssh_options=("-p", "2222")) == (f"Open MPI's mpirun: {reason}", True)
     qrsh.rename(tmp_path / "bin" / "qrsh")
     assert started() == (f"Open MPI's mpirun: it starts its daemons through {tmp_path}/bin/qrsh", False)
     (tmp_path / "bin" / "qrsh").unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,33 @@ def test_a_trainer_with_one_argument_trains_as_one_process(tmp_path: Path) -> No
     assert [float(line["value"]) for line in lines if line["key"] == "rank"] == [0.5] * 8
     assert {"loss", "epoch", "sum", "mean", "hvdkit/step_ms", "hvdkit/exposed_ms"} <= {line["key"] for line in lines}
     assert "hvdkit/samples_per_s" not in {line["key"] for line in lines}  # Lightning does not tell samples
+
+
+def _log_in_two_parts(lines: str) -> None:
+    """What Lightning calls of a logger in fit() and then in test(), with an MLflow that writes its runs to `lines`."""
+    import fake_mlflow
+
+    import hvdkit.lightning
+
+    os.environ["FAKE_MLFLOW"] = lines
+    fake_mlflow.install()
+    hvd.init()
+    try:
+        logger = hvdkit.lightning.HvdkitLogger(mlflow="uri")
+        for step in range(2):
+            logger.log_metrics({"loss": 1.0}, step)
+            logger.finalize("success")
+    finally:
+        hvd.shutdown()
+        del sys.modules["mlflow"], os.environ["FAKE_MLFLOW"]
+
+
+def test_a_logger_is_one_run_also_for_a_test_after_a_fit(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    run_ranks(2, _log_in_two_parts, str(tmp_path / "runs"))
+    events = [line.split() for line in (tmp_path / "runs").read_text().splitlines()]
+    assert [what for what, _ in events] == ["created", "FINISHED", "continued", "RUNNING", "FINISHED"]
+    assert len({run for _, run in events}) == 1
 
 
 @pytest.mark.slow

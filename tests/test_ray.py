@@ -141,6 +141,20 @@ def test_functions_run_on_ranks_that_are_ordered_by_node(cluster: Any) -> None:
         executor.shutdown()
 
 
+def test_a_rank_that_is_stopped_is_lost_and_one_that_only_works_is_not(cluster: Any) -> None:
+    from hvdkit.ray import RayExecutor
+
+    limit_s = 8.0
+    with nothing_left() as pids:
+        executor = RayExecutor(RayExecutor.create_settings(answer_timeout_s=limit_s), num_workers=2)
+        executor.start()
+        pids.update(executor.run(ray_functions.work_without_hvdkit, [2 * limit_s]))
+        lost = r"for 8 s \(answer_timeout_s\); last seen: rank 0 \(process \d+ on node [\d.]+\) \d+ s ago"
+        with pytest.raises(RankLostError, match=lost):  # rank 0: no other rank can tell why it does not come
+            executor.run(ray_functions.wait_for_a_stopped_rank, [0])
+        assert executor.workers == []
+
+
 def test_workers_for_which_there_is_no_room_are_an_error_in_time(cluster: Any) -> None:
     from hvdkit.ray import RayExecutor, run
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hvdrun_job import ROOT
 from key_value_server import serve_values
 
 from hvdkit.errors import RankLostError, TransportError, WorldError
@@ -229,14 +234,33 @@ def connects(deadline: float) -> None:
         connect_all(listener, 1, [("127.0.0.1", 1)] * 2, b"secret", deadline)
 
 
+def connects_to_a_stopped_rank(deadline: float) -> None:
+    with listen("127.0.0.1", 2) as stopped, listen("127.0.0.1", 2) as listener:
+        places = [("127.0.0.1", each.getsockname()[1]) for each in (stopped, listener)]
+        connect_all(listener, 1, places, b"secret", deadline)
+
+
 def joins_a_store(deadline: float) -> None:
     wait_for_listener("127.0.0.1", 1, deadline)
 
 
-@pytest.mark.parametrize("waits", [looks_for_a_store, collects_the_ranks, is_connected_to, connects, joins_a_store])
+@pytest.mark.parametrize(
+    "waits",
+    [
+        looks_for_a_store,
+        collects_the_ranks,
+        is_connected_to,
+        connects,
+        connects_to_a_stopped_rank,
+        joins_a_store,
+    ],
+)
 def test_whoever_watches_the_waits_of_a_rank_can_end_its_connecting(waits: Callable[[float], None]) -> None:
+    looks = iter([None, RankLostError("rank 1 is lost")])
+
     def look() -> None:
-        raise RankLostError("rank 1 is lost")
+        if (error := next(looks)) is not None:
+            raise error
 
     before = watch_waits(look)
     try:
@@ -244,3 +268,52 @@ def test_whoever_watches_the_waits_of_a_rank_can_end_its_connecting(waits: Calla
             waits(time.monotonic() + 20)
     finally:
         watch_waits(before)
+
+
+_SERVE = """
+import sys
+from hvdkit.transport.gloo.library import host_store
+store = host_store()
+store.set("mark", "of rank 0")
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: bool) -> None:
+    looked = 0
+
+    def look() -> None:
+        nonlocal looked
+        looked += 1
+        if looked == 1:
+            rank_0.send_signal(signal.SIGSTOP)
+        elif looked > 3 and watched:
+            raise RankLostError("rank 0 is lost")
+
+    command = [sys.executable, "-c", _SERVE]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank_0:
+        assert rank_0.stdout is not None
+        info = {"addresses": ["127.0.0.1"], "port": int(rank_0.stdout.readline()), "mark": "of rank 0", "secret": ""}
+        launcher_store = LocalRendezvousStore()
+        launcher_store.put("test", json.dumps(info).encode())
+        before = watch_waits(look)
+        try:
+            with pytest.raises(
+                TransportError, match="rank 0 is lost" if watched else "Rank 0 does not answer.*SIGSTOP"
+            ):
+                find_peers(
+                    launcher_store,
+                    *(1, 2),
+                    name="test",
+                    host="here",
+                    interface="",
+                    towards="127.0.0.1",
+                    secret="5e" * 32,
+                    deadline=time.monotonic() + (60 if watched else 2),
+                )
+        finally:
+            watch_waits(before)
+            rank_0.kill()

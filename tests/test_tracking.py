@@ -417,6 +417,8 @@ def test_a_run_ends_as_the_block_does(error: BaseException | None, end: End, mon
     [
         ("SIGTERM", "KILLED", -signal.SIGTERM),
         ("hvdkit's hook", "FAILED", 1),
+        ("sys.exit", "FAILED", 3),
+        pytest.param("sys.exit, caught", "FINISHED", 0, marks=pytest.mark.slow),
         pytest.param("ValueError", "FAILED", 1, marks=pytest.mark.slow),
         pytest.param("KeyboardInterrupt", "KILLED", -signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("end", "FINISHED", 0, marks=pytest.mark.slow),
@@ -429,6 +431,46 @@ def test_a_run_that_no_block_ends_ends_with_the_process(how: str, end: str, code
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     (created, run), *ends = (line.split() for line in lines.read_text().splitlines())
     assert (done.returncode, created, ends) == (code, "created", [[end, run]]), done.stderr
+
+
+def test_outputs_that_a_signal_ends_end_at_the_same_time_and_share_its_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits: list[float] = []
+    close = WritingThread.close
+
+    def note_limit(thread: WritingThread, end: End | None, timeout_s: float) -> None:
+        limits.append(timeout_s)
+        close(thread, end, timeout_s)
+
+    monkeypatch.setattr(WritingThread, "close", note_limit)
+    last_is_closed, never = threading.Event(), threading.Event()
+
+    class Waiting(Run):
+        def close(self, end: End | None) -> None:
+            assert last_is_closed.wait(60.0)
+
+    class Last(Run):
+        def close(self, end: End | None) -> None:
+            last_is_closed.set()
+
+    class Hanging(Run):
+        def close(self, end: End | None) -> None:
+            never.wait()
+
+    def end_two(first: Run, second: Run, limit_s: float) -> None:
+        runs = iter([first, second])
+        monkeypatch.setattr(output, "open_writers", lambda targets: [next(runs)])
+        for _ in range(2):
+            Output(Targets(mlflow="uri"), None).open()
+        output._end_all("KILLED", limit_s)
+
+    end_two(Waiting(), Last(), 60.0)
+    assert not caplog.records
+    limits.clear()
+    end_two(Hanging(), Hanging(), 0.2)
+    never.set()
+    assert len(limits) == 2 and sum(limits) < 0.3
 
 
 def test_the_next_tracker_goes_on_in_the_run_that_a_world_has_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,8 +14,16 @@ from hvdkit.tracking.output import Output
 from hvdkit.tracking.targets import Targets
 
 fake_mlflow.install()
-Output(Targets(mlflow="uri"), None).open()
+output = Output(Targets(mlflow="uri"), None)
+output.open()
 how = sys.argv[1]
+if how == "sys.exit, caught":
+    with contextlib.suppress(SystemExit):
+        sys.exit(3)
+    output.put([(1, {"loss": 1.0})])
+    how = "end"
+elif how == "sys.exit":
+    sys.exit(3)
 if how == "SIGTERM":
     os.kill(os.getpid(), signal.SIGTERM)
 elif how == "hvdkit's hook":

@@ -81,6 +81,8 @@ class BalancedDataset(keras.utils.PyDataset):
         self._begun = self._steps = 0  # steps of the optimizer: when the iteration began, and now
         self._given = self._trained = 0  # batches of the iteration: asked for, and trained on
         self._parts: dict[int, tuple[int, int]] = {}  # by step, rows of a batch: of this rank, of all
+        #: Of one process, which has no reductions to count: the optimizer, and its steps when the iteration began.
+        self._optimizer, self._applied = weakref.ref(optimizer), 0
         sync = _sync_of(optimizer)
         self._sync = weakref.ref(sync) if sync.process_set.included() else None
         transport = self._transport()
@@ -152,7 +154,20 @@ class BalancedDataset(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Keras's own."""
-        self._training = True
+        with self._lock:
+            self._count_applied()
+            self._training = True
+
+    def _count_applied(self) -> None:
+        """See whether the optimizer of one process has taken steps since the iteration before began.
+
+        Here and not later: while an epoch is under way Keras on JAX keeps the optimizer's variables elsewhere.
+        """
+        optimizer = self._optimizer()
+        if self._shares.size == 1 and optimizer is not None:
+            applied = int(optimizer.iterations)
+            self._trained = max(0, applied - self._applied) if self._given else 0
+            self._applied = applied
 
     def on_epoch_end(self) -> None:
         """Keras's own."""
@@ -184,8 +199,9 @@ class BalancedDataset(keras.utils.PyDataset):
                 f"{_WHO}: a newer {_WHO} was created for the same optimizer, so the gradients of this one's batches "
                 f"would not be weighted. Use one for each optimizer."
             )
-        # One process has no reductions to count.
-        if self._trained or (self._shares.size == 1 and self._given == len(self)):
+        if not self._training:  # TensorFlow may ask for the first batch before on_epoch_begin()
+            self._count_applied()
+        if self._trained:
             self.epoch += 1
         if not self._shares.belongs_to(transport):  # ranks may be others, even if there are as many
             self._shares.enter(transport)

@@ -195,7 +195,7 @@ def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:
     words = over_ssh if choice.ssh else []
     if any(f"{prefix}_MCA_{each}" in job.environ for each in ("plm_ssh_agent", "plm_rsh_agent")):
         return words  # the user's own ssh
-    if choice.qrsh and not job.ssh_options:
+    if choice.qrsh:
         return words  # with an agent of ours Open MPI would not use qrsh
     # Without tree spawn every ssh is started here. Open MPI 5's daemons would get the options cut off at the first "=".
     no_tree = agent.replace("agent", "no_tree_spawn")

@@ -19,8 +19,8 @@ class HvdkitLogger(Logger):
 
     Lightning hands numbers on without their samples, so ranks count alike, and samples_per_s is not written;
     sync_dist=True is not needed for them.
-    tensorboard, wandb, mlflow, csv: as for hvd.track(), which the first values call. every: log_every_n_steps, times
-    this number, is a window.
+    tensorboard, wandb, mlflow, csv: as for hvd.track(), which the first values call. A logger is one run, also for
+    test() after fit(). every: log_every_n_steps, times this number, is a window.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class HvdkitLogger(Logger):
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
+        targets = tracker.continuing  # Trainer.test() after Trainer.fit() belongs to the same run
+        self._places = {name: getattr(targets, name) for name in self._places}
         if status == "success":
             tracker.close()
         else:

@@ -13,6 +13,7 @@ from hvdkit.elastic.state import HostUpdateResult
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
 from hvdkit.optional_import import optional_import
+from hvdkit.ray.signs import give_signs
 from hvdkit.transport.select import first_place
 
 ray = optional_import("ray", "ray")
@@ -49,6 +50,10 @@ class Rank:
         self._store: Store | None = None
         self._executable: Any = None
         self._gpus = tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
+
+    def give_signs(self, key: str, pause_s: float) -> None:
+        """Show under this key, beside the function too, that this worker runs."""
+        give_signs(key, pause_s)
 
     def arrive(self) -> Arrival:
         """Offer a store, and describe this worker."""

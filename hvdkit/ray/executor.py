@@ -90,14 +90,17 @@ class RayExecutor:
         ssh_str: str | None = None,
         placement_group_timeout_s: float = Settings.placement_group_timeout_s,
         nics: Sequence[str] | None = None,
+        *,
+        answer_timeout_s: float = Settings.answer_timeout_s,
     ) -> Settings:
         """Return the settings of a job.
 
         timeout_s: for all workers to start. placement_group_timeout_s: for Ray to place them. ssh_identity_file,
-        ssh_str: accepted, and not used: Ray starts the workers. nics: refused, see the error.
+        ssh_str: accepted, and not used: Ray starts the workers. nics: refused, see the error. answer_timeout_s: a rank
+        whose process gives no sign of life for so long while a function runs (it is stopped, say) is lost.
         """
         refuse_nics(nics)
-        return Settings(timeout_s, placement_group_timeout_s)
+        return Settings(timeout_s, placement_group_timeout_s, answer_timeout_s)
 
     @property
     def num_workers(self) -> int:
@@ -157,8 +160,9 @@ class RayExecutor:
 
         The function calls hvd.init(). The ranks stay connected for the next call, unless it calls hvd.shutdown().
         callbacks: refused, see the error.
-        Raises RankLostError, which names it, if an actor dies: all workers are ended then, and the executor can be
-        started again. Raises what the function raises on a rank; the ranks are a new world then.
+        Raises RankLostError, which names it, if an actor dies or gives no sign of life for answer_timeout_s: all
+        workers are ended then, and the executor can be started again. Raises what the function raises on a rank; the
+        ranks are a new world then.
         """
         _refuse_callbacks(callbacks)
         return self.call(_make_call(fn, args, kwargs), last=False)

@@ -16,13 +16,15 @@ _ROUNDING = 1e-6  # 0.3 CPUs have room for three workers of 0.1
 class Settings:
     """What create_settings() returns.
 
-    timeout_s: for all workers to start and to import torch. placement_group_timeout_s: for the placement group. The
+    timeout_s: for all workers to start and to import torch. placement_group_timeout_s: for the placement group.
+    answer_timeout_s: a rank of a fixed job that gives no sign of life for so long while a function runs is lost. The
     others are of an elastic job: the least and the largest number of workers (None: as many as there is room for), how
     often the ranks may change before the job fails (None: without limit), and for how long a change may take.
     """
 
     timeout_s: float = 120.0
     placement_group_timeout_s: float = 100.0
+    answer_timeout_s: float = 600.0
     min_workers: int = 1
     max_workers: int | None = None
     reset_limit: int | None = None
@@ -140,7 +142,7 @@ def check_settings(settings: Any) -> Settings:
             f"settings is a {type(settings).__name__}. Make it with create_settings() of hvdkit.ray.RayExecutor or "
             "ElasticRayExecutor, or leave it out."
         )
-    for name in ("timeout_s", "placement_group_timeout_s", "elastic_timeout"):
+    for name in ("timeout_s", "placement_group_timeout_s", "answer_timeout_s", "elastic_timeout"):
         value = getattr(settings, name)
         if not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise LaunchError(f"{name} is {value!r}; it must be a number of seconds above 0.")

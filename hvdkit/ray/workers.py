@@ -13,6 +13,7 @@ from hvdkit.optional_import import optional_import
 from hvdkit.ray.actor import Arrival, Rank
 from hvdkit.ray.placement import Reservation, reserve
 from hvdkit.ray.settings import Demand, Settings
+from hvdkit.ray.signs import Signs
 
 ray = optional_import("ray", "ray")
 scheduling = optional_import("ray.util.scheduling_strategies", "ray")
@@ -32,6 +33,8 @@ class Workers:
         self.actors: list[Any] = []
         self._demand, self._settings = demand, settings
         self._places: list[str] = []  # of each rank, for messages
+        self._numbers: list[int] = []  # of each rank: the number with which its worker was started
+        self._signs = Signs(settings.answer_timeout_s)
         self._reservation: Reservation | None = reserve(demand, given, settings.placement_group_timeout_s)
         try:
             self._start(env)
@@ -58,6 +61,9 @@ class Workers:
     def connect(self) -> None:
         """Make the actors ranks of a new world: ordered by node, with a new store and secret."""
         assert self._reservation is not None
+        if not self._numbers:
+            for number, actor in enumerate(self.actors):
+                actor.give_signs.remote(self._signs.key(number), self._signs.pause_s)
         refs = [actor.arrive.remote() for actor in self.actors]
         came: list[Arrival] = self._answers(refs, self._reservation.describe)
         arrivals = {arrival.offer.index: arrival for arrival in came}
@@ -69,6 +75,7 @@ class Workers:
         variables = plan_variables(ranks, first.address, first.port, new_secret(), job)
         self.actors = [actors[rank.index] for rank in ranks]
         self._places = [arrivals[rank.index].describe() for rank in ranks]
+        self._numbers = [rank.index for rank in ranks]
         entered = [actor.enter.remote(own) for actor, own in zip(self.actors, variables, strict=True)]
         self._answers(entered, self._name)
 
@@ -115,9 +122,13 @@ class Workers:
         """
         pending, failures = list(refs), dict[int, Exception]()
         deadline = None
+        self._signs.begin()
         while pending:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = self._signs.pause_s if deadline is None else max(0.0, deadline - time.monotonic())
             done, pending = ray.wait(pending, num_returns=1, timeout=left)
+            if not done and deadline is None:
+                self._end_silent([refs.index(ref) for ref in pending])
+                continue
             if not done:
                 break
             try:
@@ -128,6 +139,21 @@ class Workers:
         if failures:
             self._raise(failures, all_ended=not pending)
         return list(ray.get(list(refs)))
+
+    def _end_silent(self, ranks: Sequence[int]) -> None:
+        """Raise RankLostError if one of these ranks gives no sign of life any more; all are ended then."""
+        silent = self._signs.find_silent([self._numbers[rank] for rank in ranks])
+        which = [(rank, silent[self._numbers[rank]]) for rank in ranks if self._numbers[rank] in silent]
+        if not which:
+            return
+        seen = " and ".join(f"{self._name(rank)} {seconds:.0f} s ago" for rank, seconds in which)
+        size = len(self._places)
+        self.close()
+        raise RankLostError(
+            f"No sign of life for {self._signs.limit_s:g} s (answer_timeout_s); last seen: {seen}. Such a process is "
+            "stopped (SIGSTOP, a debugger, a frozen container), or in code that keeps Python's lock for so long. All "
+            f"{size} workers are ended. Look at its node, or raise answer_timeout_s in create_settings()."
+        )
 
     def _raise(self, failures: Mapping[int, Exception], *, all_ended: bool) -> NoReturn:
         died = {rank: error for rank, error in failures.items() if is_death(error)}
@@ -152,6 +178,7 @@ class Workers:
     def close(self) -> None:
         """End all actors, and remove the placement group if it was made for them; harmless if done before."""
         actors, self.actors = self.actors, []
+        self._signs.close()
         for actor in actors:
             with contextlib.suppress(Exception):  # Ray itself may be down
                 ray.kill(actor)

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from hvdkit.hook import on_uncaught
 from hvdkit.log import logger
+from hvdkit.tracking import exit_call
 from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.targets import Targets, open_writers
 from hvdkit.tracking.writer import End, end_of
@@ -64,6 +66,7 @@ class Output:
                 logger.warning("track(): this rank is now rank 0, and cannot write: %s", error)
                 self._thread = WritingThread(())
         assert self._thread is not None
+        exit_call.forget()
         self._thread.put(rows)
 
     def leave(self) -> None:
@@ -71,6 +74,11 @@ class Output:
         if self._thread is not None:
             self._thread.close(None, _CLOSE_S)
             self._thread = None
+
+    def begin_end(self, end: End) -> None:
+        """Have the thread write all, and end the runs; end() waits for it."""
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.begin_close(end)
 
     def end(self, end: End, timeout_s: float = _CLOSE_S) -> None:
         """Write all, and end the runs on the rank that writes."""
@@ -82,6 +90,7 @@ class Output:
         self._thread = None
         if not any(output.has_run for output in _outputs):
             _restore_sigterm()
+            exit_call.stop()
 
 
 #: That have not ended.
@@ -98,20 +107,27 @@ def take_output(targets: Targets, world: object) -> Output:
 
 
 def _end_all(end: End, timeout_s: float) -> None:
-    for output in _outputs.copy():
-        output.end(end, timeout_s)
+    """End all outputs at the same time. timeout_s: for all of them together."""
+    outputs, deadline = _outputs.copy(), time.monotonic() + timeout_s
+    for output in outputs:
+        output.begin_end(end)
+    for output in outputs:
+        output.end(end, max(0.0, deadline - time.monotonic()))
 
 
 def _at_exit() -> None:
-    _end_all(end_of(getattr(sys, "last_value", None)), _CLOSE_S)
+    _end_all(end_of(getattr(sys, "last_value", None) or exit_call.last()), _CLOSE_S)
 
 
 def _watch_process() -> None:
     """Have the outputs end with the process, whichever way that does."""
     atexit.unregister(_at_exit)  # it comes before what the libraries have registered since
     atexit.register(_at_exit)
+    if not any(output.has_run for output in _outputs):
+        return
+    exit_call.watch()
     in_main = threading.current_thread() is threading.main_thread()
-    if in_main and any(output.has_run for output in _outputs) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
 
 

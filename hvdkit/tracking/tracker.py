@@ -147,6 +147,11 @@ class Tracker:
         self._end(None if self._may_change and self._is_of_an_earlier_world else end)
 
     @property
+    def continuing(self) -> Targets:
+        """The same places, for another tracker that is to go on in the runs that this one has opened."""
+        return self._targets if self._output is None else self._targets.following(self._output.resume)
+
+    @property
     def _is_of_an_earlier_world(self) -> bool:
         return not engine.is_initialized() or global_process_set.group("Tracker").engine is not self._engine
 

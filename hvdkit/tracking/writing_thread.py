@@ -23,7 +23,7 @@ class WritingThread:
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = list(writers)
         self._end: End | None = None
-        self._drops = False
+        self._drops = self._closing = False
         self._called = ""  # the writer that is called, or was called last
         self._rows: queue.SimpleQueue[Sequence[Averages] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvdkit-track", daemon=True)
@@ -41,16 +41,21 @@ class WritingThread:
                 *(self._called, MOST_WAITING, rows[0][0]),
             )
 
+    def begin_close(self, end: End | None) -> None:
+        """See close(), which waits for it; does nothing if it was called before."""
+        if not self._closing:
+            self._closing, self._end = True, end
+            self._rows.put(None)
+
     def close(self, end: End | None, timeout_s: float) -> None:
         """Write all, and close the writers; returns after timeout_s if a place does not answer, with a warning.
 
         end: see Writer.close().
         """
-        self._end = end
-        self._rows.put(None)
+        self.begin_close(end)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("track(): %s did not take the last values within %g s.", self._called, timeout_s)
+            logger.warning("track(): %s did not take the last values in time (%.1f s).", self._called, timeout_s)
 
     def _run(self) -> None:
         while (rows := self._rows.get()) is not None:

@@ -47,7 +47,10 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     job = plan_job(options, environ)
     named_hosts = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))
     launcher = choose_launcher(options)
-    facts = detect_launchers(job.environ, sys.prefix, local=job.local, named_hosts=named_hosts, wish=launcher)
+    own_ssh = bool(job.ssh_options)
+    facts = detect_launchers(
+        job.environ, sys.prefix, local=job.local, named_hosts=named_hosts, wish=launcher, own_ssh=own_ssh
+    )
     choice = plan_launcher(facts, launcher)
     restarts = describe_restarts(job, choice)
     if restarts:

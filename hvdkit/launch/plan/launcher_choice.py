@@ -24,6 +24,7 @@ class LauncherEnvironment:
     local: all ranks run on this machine. named_hosts: the user has named the hosts.
     mpi: the MPI of the mpirun that was found; None without any, and then no_mpi is the error message.
     programs: paths of mpiexec, srun, jsrun and qrsh, where they exist; of qrsh where Open MPI would use it.
+    own_ssh: ssh has options of the user's (-p, -i), so that Open MPI uses it in place of qrsh.
     pmi: the plugins that `srun --mpi=list` prints. pmi_wish: the user's plugin for srun (SLURM_MPI_TYPE).
     pmi_library: the user's library for Intel MPI under srun (I_MPI_PMI_LIBRARY).
     cray: the environment is Cray MPICH's.
@@ -35,6 +36,7 @@ class LauncherEnvironment:
     mpi: Mpi | None = None
     no_mpi: str = ""
     programs: Mapping[str, str] = field(default_factory=dict)
+    own_ssh: bool = False
     pmi: tuple[str, ...] = ()
     pmi_wish: str = ""
     pmi_library: str = ""
@@ -42,11 +44,11 @@ class LauncherEnvironment:
 
 
 def detect_launchers(
-    environ: Mapping[str, str], prefix: str, *, local: bool, named_hosts: bool, wish: str = ""
+    environ: Mapping[str, str], prefix: str, *, local: bool, named_hosts: bool, wish: str = "", own_ssh: bool = False
 ) -> LauncherEnvironment:
     """Detect what can start ranks.
 
-    environ: hvdrun's variables. prefix: sys.prefix. local, named_hosts: see LauncherEnvironment.
+    environ: hvdrun's variables. prefix: sys.prefix. local, named_hosts, own_ssh: see LauncherEnvironment.
     wish: the user's --launcher; srun is asked for its plugins only if it may be needed.
     """
     path = environ.get("PATH", os.defpath)
@@ -73,6 +75,7 @@ def detect_launchers(
         mpi=mpi,
         no_mpi=no_mpi,
         programs=programs,
+        own_ssh=own_ssh,
         pmi=parse_pmi_list(pmi),
         pmi_wish=environ.get("SLURM_MPI_TYPE", ""),
         pmi_library=environ.get("I_MPI_PMI_LIBRARY", ""),
@@ -154,16 +157,21 @@ def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
     if not environment.scheduler:
         return f"{launcher}, over ssh: the hosts are named, and this is not a scheduler's job"
     if environment.scheduler == "sge" and mpi.kind == "open_mpi":
-        qrsh = environment.programs.get("qrsh")
-        through = f"through {qrsh}" if qrsh else "over ssh, as there is no qrsh on PATH or in $SGE_ROOT/bin/$ARC"
-        return f"{launcher}: it starts its daemons {through}"
+        qrsh = _qrsh(environment)
+        why = "-p or -i was given" if environment.own_ssh else "there is no qrsh on PATH or in $SGE_ROOT/bin/$ARC"
+        return f"{launcher}: it starts its daemons {f'through {qrsh}' if qrsh else f'over ssh, as {why}'}"
     names = {"slurm": "srun", "pbs": "PBS", "lsf": "LSF", "sge": "qrsh", "flux": "Flux", "htcondor": "HTCondor"}
     through = names.get(environment.scheduler, environment.scheduler)
     return f"{launcher}: it starts its daemons through {through} if it was built with support for it, else over ssh"
 
 
 def _choose_mpirun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
-    return LauncherChoice("mpirun", reason, mpi=environment.mpi, qrsh=environment.programs.get("qrsh", ""))
+    return LauncherChoice("mpirun", reason, mpi=environment.mpi, qrsh=_qrsh(environment))
+
+
+def _qrsh(environment: LauncherEnvironment) -> str:
+    """Grid Engine's qrsh, if Open MPI starts its daemons with it: not where ssh has options of the user's."""
+    return "" if environment.own_ssh else environment.programs.get("qrsh", "")
 
 
 def _wish_mpirun(environment: LauncherEnvironment) -> LauncherChoice:

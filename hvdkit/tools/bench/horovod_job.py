@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +29,7 @@ from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.tools.bench.report import CPU
 
 _START_S = 60.0
+_LOOK_S = 0.2
 _PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|continues)")
 
 
@@ -78,30 +80,42 @@ class HorovodJob:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(Path(directory, str(hvd.rank()))))
             listener.listen()
-            listener.settimeout(_START_S)
+            listener.settimeout(_LOOK_S)
             cores = set().union(*hvd.allgather_object(os.sched_getaffinity(0)))
             gpus = list(dict.fromkeys(hvd.allgather_object(_name_gpu()))) if device != CPU else []
             if hvd.rank() == 0:
                 self._process = _start(directory, cores, gpus)
-            try:
-                accepted: socket.socket | None = listener.accept()[0]
-            except TimeoutError:
-                accepted = None
+            accepted = self._accept(listener)
         missing = hvd.allgather_object(accepted is None).count(True)
         if hvd.rank() == 0:
             shutil.rmtree(directory)
+            ended = None if self._process is None else self._process.poll()
             if missing and self._process is not None:
                 self._process.terminate()
                 self._process.wait()
         if missing:
+            code = hvd.broadcast_object(ended if hvd.rank() == 0 else None)
+            when = f"within {_START_S:g} s" if code is None else f"before their job ended with exit code {code}"
             raise BenchError(
-                f"Horovod is not compared: {missing} of its {hvd.size()} ranks did not come up within {_START_S:g} s. "
-                "Its output is above."
+                f"Horovod is not compared: {missing} of its {hvd.size()} ranks did not come up {when}. Its output is "
+                "above."
             )
         assert accepted is not None
         self._rank: Connection[Any, Any] = Connection(accepted.detach())
         self._pid: int = self._rank.recv()
         self.call("torch:set_num_threads", threads)
+
+    def _accept(self, listener: socket.socket) -> socket.socket | None:
+        """Wait for Horovod's rank beside this one; None when its job has ended, or _START_S is over. Collective."""
+        accepted, deadline = None, time.monotonic() + _START_S
+        while True:
+            if accepted is None:
+                with contextlib.suppress(TimeoutError):
+                    accepted = listener.accept()[0]
+            over = self._process is not None and (self._process.poll() is not None or time.monotonic() > deadline)
+            states = hvd.allgather_object((accepted is not None, over))
+            if all(here for here, _ in states) or any(over for _, over in states):
+                return accepted
 
     def call(self, function: str, *arguments: Any) -> Any:
         """What "module:function" returns on Horovod's rank beside this one, which otherwise sleeps; collective.

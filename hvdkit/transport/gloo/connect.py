@@ -165,6 +165,7 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
             time.sleep(_PAUSE_S)
             continue
         try:
+            _wait_for_bytes(connection, deadline)
             connection.settimeout(max(_HANDSHAKE_S, deadline - time.monotonic()))
             connect(connection, secret, PURPOSE, rank, peer)
             return _tune(connection)
@@ -173,9 +174,20 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
         connection.close()
         time.sleep(_PAUSE_S)
     raise TransportError(
-        f"Rank {rank} cannot connect to rank {peer} at {place[0]}:{place[1]}: {seen}. If a firewall blocks this "
-        "network between the hosts, set GLOO_SOCKET_IFNAME to another interface."
+        f"Rank {rank} cannot connect to rank {peer} at {place[0]}:{place[1]}: {seen}. If rank {peer} is stopped "
+        "(SIGSTOP), look at its process. If a firewall blocks this network between the hosts, set GLOO_SOCKET_IFNAME "
+        "to another interface."
     )
+
+
+def _wait_for_bytes(connection: socket.socket, deadline: float) -> None:
+    """Return when the other side has said something: a process that is stopped is connected to, and says nothing."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while not poll.poll(1000 * _LOOK_S):
+        look()
+        if time.monotonic() >= deadline:
+            raise TimeoutError("it has taken the connection, and says nothing")
 
 
 def _tune(connection: socket.socket) -> socket.socket:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _THREADS = 2  # of a group: collectives that are under way at the same time
 _START = timedelta(seconds=60)  # for the ranks of a group to connect; all of them are there by then
 _STORE = timedelta(seconds=300)
+_ANSWER = _START  # of a store in another process, where Gloo asks it
 _FOR_EVER = timedelta(days=1000)  # who waits looks after the others itself, and a slow rank is no failed one
 _LOOK = timedelta(milliseconds=100)
 
@@ -82,7 +83,7 @@ def host_store_at(address: str, port: int) -> Any:
 def join_store(address: str, port: int, timeout_s: float) -> Any:
     """A store that another process serves. timeout_s: for the connection. Raises TransportError."""
     store = _open_store(address, port, timedelta(seconds=timeout_s), is_master=False)
-    store.set_timeout(_STORE)
+    store.set_timeout(_ANSWER)
     return store
 
 

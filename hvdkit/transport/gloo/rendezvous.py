@@ -12,14 +12,15 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hvdkit.errors import TransportError, WorldError
+from hvdkit.errors import RankLostError, TransportError, WorldError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
 from hvdkit.transport.api import Transport
+from hvdkit.transport.gloo.asking import ask_rank_0
 from hvdkit.transport.gloo.library import host_store, join_store
 from hvdkit.transport.polling import look
 from hvdkit.transport.small_collectives import broadcast_bytes
@@ -268,7 +269,8 @@ def find_peers(
     else:
         store, reached, address, own_secret = _find_store(rendezvous_store, name, rank, deadline)
         address = own or address
-    store.set(f"rank/{rank}", json.dumps(asdict(RankInfo(host, _machine(), address, reached))))
+    told = json.dumps(asdict(RankInfo(host, _machine(), address, reached)))
+    ask_rank_0(store, store.set, f"rank/{rank}", told, deadline=deadline)
     everyone = [parse_rank_info(one) for one in collect(store, "rank", size, deadline)]
     machines = list(dict.fromkeys(one.machine for one in everyone))
     nodes = tuple(machines.index(one.machine) for one in everyone)
@@ -277,7 +279,7 @@ def find_peers(
         tuple(one.host for one in everyone),
         nodes,
         own or choose_address(everyone, nodes, rank),
-        bytes.fromhex(secret or own_secret or store.get("secret").decode()),
+        bytes.fromhex(secret or own_secret or ask_rank_0(store, store.get, "secret", deadline=deadline).decode()),
     )
 
 
@@ -297,18 +299,25 @@ def choose_address(everyone: Sequence[RankInfo], nodes: Sequence[int], rank: int
 
 
 def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
-    """What every rank has set under "{what}/{rank}", in rank order. Raises TransportError naming those who have not."""
+    """What every rank has set under "{what}/{rank}" in rank 0's store, by rank.
+
+    Raises TransportError naming those who have not, or rank 0 if it does not answer.
+    """
     keys = [f"{what}/{rank}" for rank in range(size)]
-    while not store.check(keys):
+
+    def ask(call: Callable[[list[str]], Any], keys: list[str]) -> Any:
+        return ask_rank_0(store, call, keys, deadline=deadline)
+
+    while not ask(store.check, keys):
         if time.monotonic() >= deadline:
-            missing = [rank for rank in range(size) if not store.check([keys[rank]])]
+            missing = [rank for rank in range(size) if not ask(store.check, [keys[rank]])]
             raise TransportError(
                 f"{len(missing)} of {size} ranks have not arrived: {', '.join(map(str, missing))}. All ranks must "
                 "call hvd.init(). See the output of these ranks, or of the launcher, for the cause."
             )
         look()
         time.sleep(_PAUSE_S)
-    return [bytes(one) for one in store.multi_get(keys)]
+    return [bytes(one) for one in ask(store.multi_get, keys)]
 
 
 def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
@@ -319,7 +328,7 @@ def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadlin
         if found is not None:
             info = parse_rendezvous_info(found)
             for address in info.addresses:
-                store, own = _try_store(address, info)
+                store, own = _try_store(address, info, deadline)
                 if store is not None:
                     return store, address, own, info.secret
                 seen = f"its store at {address}:{info.port} cannot be reached ({own})"
@@ -328,14 +337,17 @@ def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadlin
     raise TransportError(f"Rank {rank} cannot reach rank 0: {seen}. See the output of rank 0 for the cause.")
 
 
-def _try_store(address: str, info: RendezvousInfo) -> tuple[Any, str]:
+def _try_store(address: str, info: RendezvousInfo, deadline: float) -> tuple[Any, str]:
     """The store and this host's own address towards it; None and what happened if it is not there."""
     try:
         with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
         store = join_store(address, info.port, _ANSWER_S)
-        if store.check(["mark"]) and store.get("mark") == info.mark.encode():
+        has_mark = ask_rank_0(store, store.check, ["mark"], deadline=deadline)
+        if has_mark and ask_rank_0(store, store.get, "mark", deadline=deadline) == info.mark.encode():
             return store, own
+    except RankLostError:  # of what watches this wait
+        raise
     except (OSError, TransportError, RuntimeError) as error:
         return None, str(error)
     return None, "another store answers at this address"
