@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op
 from hvdkit.transport.coding.api import Coding, Matrix
 from hvdkit.transport.polling import Backoff, calls
-from hvdkit.transport.request import Steps
 
 #: Stays in a core's own cache between the sum and the copies of it.
 CHUNK_BYTES = 512 * 1024
@@ -197,8 +197,8 @@ def under_way(index: int) -> RuntimeError:
     return RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
 
 
-class SteppedBuckets(Steps[int], PhasedBuckets):
-    """Buckets whose operations go on in steps.
+class SteppedBuckets(PhasedBuckets):
+    """Buckets whose operations go on in steps; whoever has time drives them all, from any thread.
 
     check: called now and then while waiting; raises RankLostError if a peer has ended.
     """
@@ -206,12 +206,18 @@ class SteppedBuckets(Steps[int], PhasedBuckets):
     sent_bytes = 0
 
     def __init__(self, check: Callable[[], None]) -> None:
-        super().__init__()
         self._check = check
+        self._running: dict[int, Iterator[bool]] = {}  # in the order of their beginning
+        self._lock = threading.RLock()
+        self._failure: BaseException | None = None
 
     @abstractmethod
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """What begin() begins, in steps; see Steps."""
+        """What begin() begins, in steps, each of which ends where the operation would have to wait.
+
+        A step yields False while later operations must not overtake it, as all ranks post collectives in one order, and
+        True once they may.
+        """
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
         if index in self._running:
@@ -221,6 +227,31 @@ class SteppedBuckets(Steps[int], PhasedBuckets):
         with self._lock:
             self._running[index] = steps
             self.advance()
+
+    def advance(self) -> bool:
+        """See Buckets.advance. Raises what an operation has failed with."""
+        moved = False
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            for index, steps in list(self._running.items()):
+                try:
+                    overtaking = next(steps)
+                except StopIteration:
+                    del self._running[index]
+                    moved = True
+                    continue
+                except BaseException as error:
+                    calls().uncertain = True
+                    self._failure = error  # met by another thread, say: every later call tells of it
+                    raise
+                if not overtaking:
+                    break
+        return moved
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
 
     def finished(self, index: int) -> bool:
         return index not in self._running
