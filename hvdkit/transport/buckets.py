@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ REDUCE_SCATTER = Phases(reduce_scatter=True, all_gather=False)
 ALL_GATHER = Phases(reduce_scatter=False, all_gather=True)
 
 
-class Buckets(Protocol):
+class Buckets(ABC):
     """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
 
     A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
@@ -116,40 +116,52 @@ class Buckets(Protocol):
     owned: Sequence[tuple[int, int]]
     shard: Sequence[tuple[int, int]]
 
+    @abstractmethod
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        """What start(), reduce_scatter() and all_gather() do, each with its phases."""
+
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Reduce the bucket as soon as all ranks have started it.
 
         in_place: segments that replace the values in memory; in rising order, within owned[index].
         """
+        self.begin(index, in_place, ALLREDUCE)
 
     def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Reduce this rank's shard of the bucket as soon as all ranks have called it.
 
         in_place: as start()'s; only on one host, where Transport.between is None.
         """
+        self.begin(index, in_place, REDUCE_SCATTER)
 
     def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Give this rank's shard of the bucket to all ranks as soon as they have called it.
 
         in_place: as reduce_scatter()'s; their targets hold what is given.
         """
+        self.begin(index, in_place, ALL_GATHER)
 
+    @abstractmethod
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
 
+    @abstractmethod
     def finished(self, index: int) -> bool:
         """Is the operation on the bucket done? Only asks."""
 
     @property
+    @abstractmethod
     def busy(self) -> bool:
         """Is any operation begun and not yet done?"""
 
+    @abstractmethod
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """Return when the operation on the bucket is done. Raises RankLostError if a rank it waits for has ended.
 
         watch: called now and then meanwhile, where that takes long; may raise.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Free the memory; a collective call."""
 
@@ -175,29 +187,12 @@ def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
     return [max(sizes[turn::pieces]) for turn in range(pieces)]
 
 
-class PhasedBuckets(Buckets):
-    """The three operations on a bucket as one, which is told its phases."""
-
-    @abstractmethod
-    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
-        """Begin `phases` on memory[index] in place, but for the in-place segments."""
-
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.begin(index, in_place, ALLREDUCE)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.begin(index, in_place, REDUCE_SCATTER)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.begin(index, in_place, ALL_GATHER)
-
-
 def under_way(index: int) -> RuntimeError:
     """The error of a bucket that is begun again before it is done."""
     return RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
 
 
-class SteppedBuckets(PhasedBuckets):
+class SteppedBuckets(Buckets):
     """Buckets whose operations go on in steps; whoever has time drives them all, from any thread.
 
     check: called now and then while waiting; raises RankLostError if a peer has ended.
