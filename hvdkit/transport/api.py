@@ -113,10 +113,9 @@ class Transport(ABC):
 
     def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
         """Fill every rank's `out` (n,) with the root's piece for it. pieces: empty on other ranks."""
-        sent = self._join(pieces) if self.rank == root else out.slice(0, 0)
-        counts = [out.count if self.rank == root else 0] * self.size
-        came = self.alltoall(sent, counts, [out.count if rank == root else 0 for rank in range(self.size)])
-        self.arithmetic.copy(out, came)
+        nothing = out.slice(0, 0)
+        sent = pieces if self.rank == root else [nothing] * self.size
+        self.alltoall_into([out if rank == root else nothing for rank in range(self.size)], sent)
 
     def _join(self, pieces: Sequence[Buffer]) -> Buffer:
         """The pieces one after another, in new memory."""

@@ -175,12 +175,6 @@ class SharedMemoryTransport(Transport):
         else:
             super().gather_into(pieces, buffer, root)
 
-    def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
-        if self._slot_bytes:
-            self._exchange.scatter(out, pieces, root)
-        else:
-            super().scatter_into(out, pieces, root)
-
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         return self._base.alltoall(buffer, send_counts, receive_counts)
 
