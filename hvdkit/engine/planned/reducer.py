@@ -146,7 +146,6 @@ class BucketReducer:
         self._padding = [() if isinstance(bucket.wire, str) else bucket.gaps for bucket in plan.buckets]
         self._buckets_needing = plan.buckets_needing()
         self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
-        self._sent_bytes = buckets.sent_bytes // (2 if context.scatters else 1)
         #: Of each bucket how many tensors it needs; behind the last one a bucket that never starts.
         self._needs = [*(len(bucket.needs) for bucket in plan.buckets), -1]
         self._observer = self._observe(plan)
@@ -280,7 +279,7 @@ class BucketReducer:
         ended = time.perf_counter()
         statistics.generations += 1
         statistics.reduced_bytes += self._nbytes
-        statistics.sent_bytes += self._sent_bytes
+        statistics.sent_bytes += self._buckets.sent_bytes // (2 if self.context.scatters else 1)
         if not on_device:
             statistics.add_seconds(ended - self._began_s, ended - began)
         if self.on_round_end is not None:
