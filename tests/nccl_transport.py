@@ -14,7 +14,7 @@ from nccl_checks import connect_group
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import NumpyArithmetic, check_reduction
-from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
+from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment, Phases
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.nccl import collectives
@@ -124,7 +124,7 @@ class NcclTransport(Transport):
             self._group.close()
 
 
-class MixedBuckets:
+class MixedBuckets(Buckets):
     """See Buckets: those of NCCL, and those of the base transport, as one plan."""
 
     def __init__(
@@ -146,20 +146,10 @@ class MixedBuckets:
         self.owned: Sequence[tuple[int, int]] = [part.owned[at] for part, at in self._at]
         self.shard: Sequence[tuple[int, int]] = [part.shard[at] for part, at in self._at]
 
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.start."""
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        """See Buckets.begin."""
         part, at = self._at[index]
-        part.start(at, in_place)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.reduce_scatter."""
-        part, at = self._at[index]
-        part.reduce_scatter(at, in_place)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        """See Buckets.all_gather."""
-        part, at = self._at[index]
-        part.all_gather(at, in_place)
+        part.begin(at, in_place, phases)
 
     def advance(self) -> bool:
         """See Buckets.advance."""

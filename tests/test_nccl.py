@@ -37,16 +37,15 @@ def test_whatever_is_late(check: Callable[[Transport], None]) -> None:
     run_ranks(3, check, transport="shared_memory", env=PAUSES)
 
 
-def test_a_killed_rank_is_noticed_and_the_others_shrink() -> None:
-    assert run_piped(3, nccl_checks.a_rank_dies) == [[3.0, 0, 2], [3.0, 1, 2], None]
+def test_a_killed_rank_is_noticed_and_what_waits_for_it_is_ended() -> None:
+    assert run_piped(3, nccl_checks.a_rank_dies) == [True, True, None]
 
 
 def test_a_failure_says_what_where_and_what_to_do() -> None:
     for rank, said in enumerate(run_ranks(2, nccl_checks.failures, transport="shared_memory", fresh=True)):
-        reduce, send, closed, connecting = said
+        reduce, closed, connecting = said
         assert f"ncclAllReduce failed on rank {rank} on " in reduce and "GPU 0: unhandled cuda error" in reduce
         assert "NCCL_DEBUG=INFO" in reduce
-        assert f"peer is {rank}" in send
         assert "has been closed" in closed
         assert ("invalid usage" if rank == 0 else "one of the 2 ranks has not called it") in connecting
 
@@ -79,8 +78,6 @@ def test_a_library_that_is_missing_or_too_old_is_an_error_with_its_cure(monkeypa
     monkeypatch.setenv("STAND_IN_NCCL_VERSION", "21701")
     with pytest.raises(MissingDependencyError, match=r"NCCL 2.17.1 .* is too old: hvdkit needs 2.18.1"):
         Library(stand_in_path())
-    monkeypatch.setenv("STAND_IN_NCCL_VERSION", "22003")
-    assert not Library(stand_in_path()).has("ncclCommShrink")
     with pytest.raises(MissingDependencyError, match="nvidia-smi"):
         Driver("/no/such/libcuda.so.1")
 

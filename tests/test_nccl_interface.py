@@ -21,7 +21,7 @@ from hvdkit.transport.nccl.library import HOST_SCALAR, OPERATIONS, REDUCIBLE, Co
 
 _RECORD = Path(__file__).parent / "nccl4py.json"
 _ENUMS = ("ncclResult_t", "ncclRedOp_t", "ncclDataType_t", "ncclScalarResidence_t")
-_OURS = {**library._FUNCTIONS, **{name: types for name, (_, types) in library._LATER.items()}}
+_OURS = library._FUNCTIONS
 _DTYPES = {
     "ncclInt8": "int8",
     "ncclUint8": "uint8",

@@ -21,7 +21,7 @@ from hvdkit.asynchronous.server import LOST, PUSH, STOP, ServerLink
 from hvdkit.asynchronous.staleness import Clocks
 from hvdkit.errors import RankLostError
 from hvdkit.transport.buffer import Buffer
-from hvdkit.transport.request import DoneRequest, Request
+from hvdkit.transport.request import Request
 
 SGD = Case("SGD", {"lr": 0.05})
 
@@ -81,6 +81,14 @@ class _Never(Request):
         return False
 
 
+class _Done(Request):
+    def __init__(self, out: Buffer) -> None:
+        self.out = out
+
+    def done(self) -> bool:
+        return True
+
+
 class _Messages:
     """A transport whose ranks have sent one request each, or none; keeps what they are sent."""
 
@@ -93,11 +101,11 @@ class _Messages:
         if peer not in self._requests:
             return _Never()
         buffer.array[0] = self._requests.pop(peer)
-        return DoneRequest(buffer)
+        return _Done(buffer)
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> Request:
         self.told[peer] = float(buffer.array[0])
-        return DoneRequest(buffer)
+        return _Done(buffer)
 
     def send(self, buffer: Buffer, peer: int, tag: int) -> None:
         raise RankLostError("The server has ended.")
@@ -121,7 +129,7 @@ def test_a_server_that_ends_tells_also_ranks_that_compute() -> None:
     assert transport.told.get(3) == LOST and 1 not in transport.told and transport.idle is False
 
 
-class _AskedOften(DoneRequest):
+class _AskedOften(_Done):
     """Done when it has been asked about a hundred times, which a server does every millisecond."""
 
     def __init__(self, out: Buffer) -> None:

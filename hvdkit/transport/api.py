@@ -15,7 +15,7 @@ from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buckets import Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
-from hvdkit.transport.request import DoneRequest, Request
+from hvdkit.transport.request import Request
 
 if TYPE_CHECKING:
     from hvdkit.transport.between.select import BetweenHosts
@@ -29,10 +29,8 @@ class Transport(ABC):
     arguments that agree; one thread at a time. Raises TransportError (RankLostError where the dead rank is known) when
     the others cannot be reached.
 
-    The forms that begin with i return at once; but a group's first collective may wait for all ranks. All ranks begin
-    collectives of both forms in one order, and may wait for them in any; none is under way when a group is split or
-    closed, or buckets or a mailbox are opened. A transport without non-blocking collectives of its own does them before
-    it returns. What a thread has begun goes on in its waits of any kind.
+    isend() and ireceive() return at once. The messages that a thread has begun go on in its waits of any kind; none is
+    under way when a group is closed.
 
     backend: what moves bytes where ranks share no memory: "mpi", "gloo", or "none" for one rank.
     local_ranks: how many ranks at most are summed inside a host before the sum crosses to others (1 where nothing is),
@@ -115,10 +113,9 @@ class Transport(ABC):
 
     def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
         """Fill every rank's `out` (n,) with the root's piece for it. pieces: empty on other ranks."""
-        sent = self._join(pieces) if self.rank == root else out.slice(0, 0)
-        counts = [out.count if self.rank == root else 0] * self.size
-        came = self.alltoall(sent, counts, [out.count if rank == root else 0 for rank in range(self.size)])
-        self.arithmetic.copy(out, came)
+        nothing = out.slice(0, 0)
+        sent = pieces if self.rank == root else [nothing] * self.size
+        self.alltoall_into([out if rank == root else nothing for rank in range(self.size)], sent)
 
     def _join(self, pieces: Sequence[Buffer]) -> Buffer:
         """The pieces one after another, in new memory."""
@@ -135,33 +132,6 @@ class Transport(ABC):
         for piece in pieces:
             self.arithmetic.copy(piece, joined.slice(at, at + piece.count))
             at += piece.count
-
-    def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
-        """Begin allreduce(); `out` of the request is `buffer`."""
-        self.allreduce(buffer, op, scale)
-        return DoneRequest(buffer)
-
-    def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
-        """Begin reducescatter(), whose result is `out` of the request."""
-        return DoneRequest(self.reducescatter(buffer, counts, op))
-
-    def iallgather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        """Begin allgather(), whose result is `out` of the request."""
-        return DoneRequest(self.allgather(buffer, counts))
-
-    def ibroadcast(self, buffer: Buffer, root: int) -> Request:
-        """Begin broadcast(); `out` of the request is `buffer`."""
-        self.broadcast(buffer, root)
-        return DoneRequest(buffer)
-
-    def ialltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Request:
-        """Begin alltoall(), whose result is `out` of the request."""
-        return DoneRequest(self.alltoall(buffer, send_counts, receive_counts))
-
-    def ibarrier(self) -> Request:
-        """Begin barrier(): the request is done when every rank has called it."""
-        self.barrier()
-        return DoneRequest()
 
     def send(self, buffer: Buffer, peer: int, tag: int = 0) -> None:
         """Send `buffer` (n,) to another rank, which receives it; not collective. See isend()."""

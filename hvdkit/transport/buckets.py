@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op
 from hvdkit.transport.coding.api import Coding, Matrix
 from hvdkit.transport.polling import Backoff, calls
-from hvdkit.transport.request import Steps
 
 #: Stays in a core's own cache between the sum and the copies of it.
 CHUNK_BYTES = 512 * 1024
@@ -87,7 +87,7 @@ REDUCE_SCATTER = Phases(reduce_scatter=True, all_gather=False)
 ALL_GATHER = Phases(reduce_scatter=False, all_gather=True)
 
 
-class Buckets(Protocol):
+class Buckets(ABC):
     """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
 
     A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
@@ -116,40 +116,52 @@ class Buckets(Protocol):
     owned: Sequence[tuple[int, int]]
     shard: Sequence[tuple[int, int]]
 
+    @abstractmethod
+    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
+        """What start(), reduce_scatter() and all_gather() do, each with its phases."""
+
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Reduce the bucket as soon as all ranks have started it.
 
         in_place: segments that replace the values in memory; in rising order, within owned[index].
         """
+        self.begin(index, in_place, ALLREDUCE)
 
     def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Reduce this rank's shard of the bucket as soon as all ranks have called it.
 
         in_place: as start()'s; only on one host, where Transport.between is None.
         """
+        self.begin(index, in_place, REDUCE_SCATTER)
 
     def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Give this rank's shard of the bucket to all ranks as soon as they have called it.
 
         in_place: as reduce_scatter()'s; their targets hold what is given.
         """
+        self.begin(index, in_place, ALL_GATHER)
 
+    @abstractmethod
     def advance(self) -> bool:
         """Do what can be done without waiting; True if anything moved. Never blocks."""
 
+    @abstractmethod
     def finished(self, index: int) -> bool:
         """Is the operation on the bucket done? Only asks."""
 
     @property
+    @abstractmethod
     def busy(self) -> bool:
         """Is any operation begun and not yet done?"""
 
+    @abstractmethod
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
         """Return when the operation on the bucket is done. Raises RankLostError if a rank it waits for has ended.
 
         watch: called now and then meanwhile, where that takes long; may raise.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Free the memory; a collective call."""
 
@@ -175,30 +187,13 @@ def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
     return [max(sizes[turn::pieces]) for turn in range(pieces)]
 
 
-class PhasedBuckets(Buckets):
-    """The three operations on a bucket as one, which is told its phases."""
-
-    @abstractmethod
-    def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
-        """Begin `phases` on memory[index] in place, but for the in-place segments."""
-
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.begin(index, in_place, ALLREDUCE)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.begin(index, in_place, REDUCE_SCATTER)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self.begin(index, in_place, ALL_GATHER)
-
-
 def under_way(index: int) -> RuntimeError:
     """The error of a bucket that is begun again before it is done."""
     return RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
 
 
-class SteppedBuckets(Steps[int], PhasedBuckets):
-    """Buckets whose operations go on in steps.
+class SteppedBuckets(Buckets):
+    """Buckets whose operations go on in steps; whoever has time drives them all, from any thread.
 
     check: called now and then while waiting; raises RankLostError if a peer has ended.
     """
@@ -206,12 +201,18 @@ class SteppedBuckets(Steps[int], PhasedBuckets):
     sent_bytes = 0
 
     def __init__(self, check: Callable[[], None]) -> None:
-        super().__init__()
         self._check = check
+        self._running: dict[int, Iterator[bool]] = {}  # in the order of their beginning
+        self._lock = threading.RLock()
+        self._failure: BaseException | None = None
 
     @abstractmethod
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """What begin() begins, in steps; see Steps."""
+        """What begin() begins, in steps, each of which ends where the operation would have to wait.
+
+        A step yields False while later operations must not overtake it, as all ranks post collectives in one order, and
+        True once they may.
+        """
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
         if index in self._running:
@@ -221,6 +222,31 @@ class SteppedBuckets(Steps[int], PhasedBuckets):
         with self._lock:
             self._running[index] = steps
             self.advance()
+
+    def advance(self) -> bool:
+        """See Buckets.advance. Raises what an operation has failed with."""
+        moved = False
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            for index, steps in list(self._running.items()):
+                try:
+                    overtaking = next(steps)
+                except StopIteration:
+                    del self._running[index]
+                    moved = True
+                    continue
+                except BaseException as error:
+                    calls().uncertain = True
+                    self._failure = error  # met by another thread, say: every later call tells of it
+                    raise
+                if not overtaking:
+                    break
+        return moved
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
 
     def finished(self, index: int) -> bool:
         return index not in self._running

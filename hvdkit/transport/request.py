@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff, calls, drive, drive_all
-
-Key = TypeVar("Key")
 
 
 class Request(ABC):
@@ -44,16 +41,6 @@ class Request(ABC):
 
 #: What a barrier fills.
 NOTHING = make_buffer(0, "uint8")
-
-
-class DoneRequest(Request):
-    """An operation that was done at once."""
-
-    def __init__(self, out: Buffer = NOTHING) -> None:
-        self.out = out
-
-    def done(self) -> bool:
-        return True
 
 
 class AllRequests(Request):
@@ -97,93 +84,6 @@ class MessageRequest(Request):
         if self._step() and self._failure is not None:
             raise self._failure
         return self._done
-
-
-class Steps(Generic[Key]):
-    """Operations in steps, in the order of their beginning; whoever has time drives them all, from any thread.
-
-    A step ends where the operation would have to wait. It yields False while later operations must not overtake it, as
-    all ranks post collectives in one order, and True once they may.
-    """
-
-    def __init__(self) -> None:
-        self._running: dict[Key, Iterator[bool]] = {}
-        self._lock = threading.RLock()
-        self._failure: BaseException | None = None
-
-    def advance(self) -> bool:
-        """Do what can be done without waiting; True if an operation ended. Raises what one has failed with."""
-        moved = False
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            for key, steps in list(self._running.items()):
-                try:
-                    overtaking = next(steps)
-                except StopIteration:
-                    del self._running[key]
-                    moved = True
-                    continue
-                except BaseException as error:
-                    calls().uncertain = True
-                    self._failure = error  # met by another thread, say: every later call tells of it
-                    raise
-                if not overtaking:
-                    break
-        return moved
-
-    @property
-    def busy(self) -> bool:
-        """Is any operation begun and not yet done?"""
-        return bool(self._running)
-
-
-class StepQueue(Steps["StepRequest"]):
-    """Operations of several collectives each, begun by all ranks in one order.
-
-    Each wait of the thread that has begun one drives all: the other ranks may wait for it first. As of a transport's
-    collectives, one thread at a time.
-    """
-
-    def begin(self, steps: Iterator[bool], out: Buffer, check: Callable[[], None]) -> Request:
-        """Begin an operation. check: see Request."""
-        request = StepRequest(self, out, check)
-        with self._lock:
-            self._running[request] = steps
-            self.advance()
-        if self._running:
-            drive(self._step)
-        return request
-
-    def _step(self) -> bool:
-        """See drive(), whose step never raises."""
-        try:
-            self.advance()
-        except Exception:  # advance() keeps it, and each operation of the queue raises it where it is waited for
-            return True
-        return not self._running
-
-    def is_over(self, request: StepRequest) -> bool:
-        """Is the operation done? Drives all."""
-        if request in self._running:
-            self.advance()
-        return request not in self._running
-
-    def close(self) -> None:
-        """Give up what is under way: whoever asks after it gets a TransportError."""
-        if self._running and self._failure is None:
-            leave_behind(self._running)
-            self._failure = closed_meanwhile()
-
-
-class StepRequest(Request):
-    """An operation of a StepQueue."""
-
-    def __init__(self, queue: StepQueue, out: Buffer, check: Callable[[], None]) -> None:
-        self._queue, self.out, self.check = queue, out, check
-
-    def done(self) -> bool:
-        return self._queue.is_over(self)
 
 
 def check_size(peer: int, nbytes: int, out: Buffer) -> None:

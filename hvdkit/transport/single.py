@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic, check_reduction
-from hvdkit.transport.buckets import BucketSpec, InPlaceSegment, PhasedBuckets, Phases, cover
+from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment, Phases, cover
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups, check_groups
 from hvdkit.transport.mailbox import LocalMailbox
@@ -81,7 +81,7 @@ class SingleTransport(Transport):
         return out
 
 
-class SingleBuckets(PhasedBuckets):
+class SingleBuckets(Buckets):
     """Buckets that are only scaled. Nothing crosses between hosts, so the wire's dtype plays no part."""
 
     busy = False

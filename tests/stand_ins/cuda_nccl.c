@@ -603,21 +603,6 @@ int ncclCommInitRankConfig(void **comm, int size, UniqueId id, int rank, void *c
     *comm = make_comm(id.internal + 1, rank, size);
     return 7;
 }
-int ncclCommShrink(void *old, int *lost, int count, void **comm, void *config, int flags) {
-    FAIL_IF_REQUESTED;
-    Comm *before = old;
-    char name[120];
-    unsigned sum = 0;
-    int rank = before->rank;
-    for (int i = 0; i < count; i++) {
-        sum = sum * 31 + lost[i] + 1;
-        rank -= lost[i] < before->rank;
-    }
-    before->aborted = 1;
-    snprintf(name, sizeof name, "%.60s-%u", before->name + 1, sum);
-    *comm = make_comm(name, rank, before->size - count);
-    return 7;
-}
 int ncclCommGetAsyncError(void *handle, int *state) {
     FAIL_IF_REQUESTED;
     Comm *comm = handle;

@@ -22,7 +22,7 @@ from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import Buckets, BucketSpec
+from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.polling import Backoff
 
@@ -58,7 +58,8 @@ class Context:
     transport: of the ranks that train together. name: of the plan, the same on all ranks. engine: of the same ranks,
     for ranks that join, the stall report and stragglers; None for none of these. timeline: of this process.
     spare_core: has this rank a core for a progress thread? open_buckets, open_masks: of buckets that are not in the
-    transport's memory, as they are on a device; None for the transport's. device: None for the host.
+    transport's memory, as they are on a device; None for the transport's. device: None for the host. scatters: is each
+    rank to get its shard of a bucket only, as Buckets.reduce_scatter() leaves it?
     """
 
     transport: Transport
@@ -69,6 +70,7 @@ class Context:
     open_buckets: Callable[[Sequence[BucketSpec], int | None], Buckets] | None = None
     open_masks: Callable[[Sequence[Bucket], Sequence[Buffer]], Masks] | None = None
     device: OnDevice | None = None
+    scatters: bool = False
 
 
 class BucketReducer:
@@ -173,6 +175,11 @@ class BucketReducer:
             self._streams.clear()
 
     @property
+    def depth(self) -> int:
+        """So many buckets at most are started and not drained."""
+        return self._buckets.depth
+
+    @property
     def under_way(self) -> bool:
         """Has a bucket of this round been started?"""
         return self._next > 0
@@ -220,8 +227,7 @@ class BucketReducer:
         self._masks.mark(bucket, filled.locally_unused)
         event(FILLED, bucket)
         self._started.append(bucket)
-        self._buckets.start(bucket, filled.in_place)
-        self._wake()
+        self._reduce(bucket, filled.in_place)
         event(STARTED, bucket)
         while self._started and self._buckets.finished(self._started[0]):  # while the result is in cache
             self._drain_oldest()
@@ -273,13 +279,17 @@ class BucketReducer:
         ended = time.perf_counter()
         statistics.generations += 1
         statistics.reduced_bytes += self._nbytes
-        statistics.sent_bytes += self._buckets.sent_bytes
+        statistics.sent_bytes += self._buckets.sent_bytes // (2 if self.context.scatters else 1)
         if not on_device:
             statistics.add_seconds(ended - self._began_s, ended - began)
         if self.on_round_end is not None:
             self.on_round_end()
 
-    def _wake(self) -> None:
+    def _reduce(self, bucket: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
+        if self.context.scatters:
+            self._buckets.reduce_scatter(bucket, in_place)
+        else:
+            self._buckets.start(bucket, in_place)
         if self._thread is not None:
             self._thread.wake()
 
@@ -295,7 +305,7 @@ class BucketReducer:
     def zero_rounds(self) -> ZeroRounds:
         """The rounds of a rank that has joined, begun by the first call; it has no round of its own meanwhile."""
         if self._zero_rounds is None:
-            self._zero_rounds = ZeroRounds(self._buckets, self._masks, on_start=self._wake, on_end=self._end_zero_round)
+            self._zero_rounds = ZeroRounds(self._buckets, self._masks, self._reduce, self._end_zero_round)
         return self._zero_rounds
 
     def _end_zero_round(self) -> None:

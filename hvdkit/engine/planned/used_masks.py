@@ -93,14 +93,14 @@ def _one(dtype: str, arithmetic: Arithmetic) -> np.generic:
 class ZeroRounds:
     """The zero rounds of one plan, until no rank trains.
 
-    buckets: of the plan, none of them started. masks: of the buckets. on_start: called after a bucket has been started.
-    on_end: called at the end of every round in which some rank trained.
+    buckets: of the plan, none of them started. masks: of the buckets. start: starts a bucket. on_end: called at the end
+    of every round in which some rank trained.
     """
 
     def __init__(
-        self, buckets: Buckets, masks: Masks, *, on_start: Callable[[], None], on_end: Callable[[], None]
+        self, buckets: Buckets, masks: Masks, start: Callable[[int], None], on_end: Callable[[], None]
     ) -> None:
-        self._buckets, self._masks, self._on_start, self._on_end = buckets, masks, on_start, on_end
+        self._buckets, self._masks, self._start, self._on_end = buckets, masks, start, on_end
         self._count = len(buckets.memory)
         self._next = self._oldest = 0  # bucket to start, bucket to read
         self.over = False
@@ -111,7 +111,7 @@ class ZeroRounds:
             return False
         moved = self._buckets.advance()
         if not self._next:
-            self._start()
+            self._start_next()
         while self._oldest < self._next and self._buckets.finished(self._oldest):
             moved = True
             self.over = self._oldest == 0 and not self._masks.anyone_trains(0)
@@ -119,14 +119,13 @@ class ZeroRounds:
                 return True
             self._oldest += 1
         while self._oldest and self._next < min(self._count, self._oldest + self._buckets.depth):
-            self._start()
+            self._start_next()
         if self._oldest == self._count:
             self._next = self._oldest = 0
             self._on_end()
         return moved
 
-    def _start(self) -> None:
+    def _start_next(self) -> None:
         self._buckets.memory[self._next].array[:] = 0
-        self._buckets.start(self._next)
+        self._start(self._next)
         self._next += 1
-        self._on_start()

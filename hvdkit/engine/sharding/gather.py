@@ -11,7 +11,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import Plan, describe_plan, plan_buckets
 from hvdkit.engine.sharding.pieces import Piece, cut_pieces, split_plan
-from hvdkit.engine.sharding.place import Place, find_in_place
+from hvdkit.engine.sharding.place import Place, may_be_in_place
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError, RankLostError
 
@@ -41,7 +41,8 @@ class ParameterGather:
         specs = [replace(spec, wire="none") for spec in specs]  # parameters travel as they are
         self._buckets = place.open_buckets(specs, settings.buckets_in_flight)
         shards = self._buckets.shard
-        self._owned = find_in_place(group, self._buckets) if in_place else [(0, 0)] * len(shards)
+        in_place = in_place and may_be_in_place(group)
+        self._owned = self._buckets.owned if in_place else [(0, 0)] * len(shards)
         self.pieces: list[Piece] = cut_pieces(plan, shards)
         self._values = parameters.values
         self._values.on_plan(split_plan(plan, shards))

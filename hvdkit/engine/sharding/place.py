@@ -30,6 +30,6 @@ def place_on_host(group: Group) -> Place:
     return Place(group.transport.open_buckets, settings)
 
 
-def find_in_place(group: Group, buckets: Buckets) -> Sequence[tuple[int, int]]:
-    """Of each bucket the elements, as (start, stop), that may be in place in each of the two phases; see Buckets."""
-    return buckets.owned if group.transport.between is None else [(0, 0)] * len(buckets.owned)
+def may_be_in_place(group: Group) -> bool:
+    """May there be in-place segments in each of the two phases? See Buckets."""
+    return group.transport.between is None

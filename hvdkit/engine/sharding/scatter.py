@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from hvdkit.engine import runtime
@@ -14,9 +14,8 @@ from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context
 from hvdkit.engine.planned.source import Filled, GradientSource
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.sharding.place import Place, find_in_place, place_on_host
+from hvdkit.engine.sharding.place import Place, may_be_in_place, place_on_host
 from hvdkit.engine.strategy import Parameters
-from hvdkit.transport.buckets import Buckets, InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
 
@@ -69,16 +68,18 @@ class ScatterGradients(AllReduce):
         current = runtime.runtime("a reduction of gradients")
         current.plans += 1
         place, name = self.place or place_on_host(group), parameters.name
-        self._source = _ScatterSource(parameters.gradients, self._receiver)
+        in_place = self.in_place and may_be_in_place(group)
+        self._source = _ScatterSource(parameters.gradients, self._receiver, in_place)
         context = Context(
             group.transport,
             name,
             group.engine,
             current.timeline,
             has_spare_core(current.cores, parameters.compute_threads),
-            open_buckets=lambda specs, depth: self._open_buckets(place.open_buckets(specs, depth), group),
+            open_buckets=place.open_buckets,
             open_masks=lambda _, __: _NoMasks(),
             device=place.device,
+            scatters=True,
         )
         reducer = BucketReducer(
             context,
@@ -88,14 +89,10 @@ class ScatterGradients(AllReduce):
             settings=place.settings,
             statistics=self.statistics,
         )
+        self.depth = reducer.depth
         told = Context(group.transport, f"{name}.used", group.engine)
         self._presence = Presence(told, [tensor.name for tensor in parameters.tensors], place.settings)
         return reducer
-
-    def _open_buckets(self, buckets: Buckets, group: Group) -> Buckets:
-        owned = find_in_place(group, buckets) if self.in_place else [(0, 0)] * len(buckets.shard)
-        self.depth = buckets.depth
-        return _ScatterBuckets(buckets, owned)
 
     def before_step(self) -> None:
         """See Strategy.before_step. Raises RankLostError, with the parameters concerned, if a rank has ended."""
@@ -113,10 +110,10 @@ class ScatterGradients(AllReduce):
 
 
 class _ScatterSource:
-    """A source whose gradients are taken from it, and given to a receiver in pieces."""
+    """A source whose gradients are taken from it, and given to a receiver in pieces. in_place: may they be?"""
 
-    def __init__(self, source: GradientSource, receiver: Receiver) -> None:
-        self._source, self._receiver = source, receiver
+    def __init__(self, source: GradientSource, receiver: Receiver, in_place: bool) -> None:
+        self._source, self._receiver, self._in_place = source, receiver, in_place
         self._plan = Plan((), ())
         self._left: list[int] = []  # of each tensor the elements that have not been copied in this round
         self._unused: set[int] = set()
@@ -137,7 +134,7 @@ class _ScatterSource:
         return unused
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int], /) -> Filled:
-        filled = self._source.fill(bucket, memory, owned)
+        filled = self._source.fill(bucket, memory, owned if self._in_place else (0, 0))
         self._unused |= filled.locally_unused
         for slot in self._plan.buckets[bucket].slots:
             self._left[slot.tensor] -= slot.stop - slot.start
@@ -160,38 +157,3 @@ class _NoMasks:
 
     def anyone_trains(self, _: int, /) -> bool:
         return False
-
-
-class _ScatterBuckets:
-    """Buckets whose start() does the first phase only."""
-
-    def __init__(self, buckets: Buckets, owned: Sequence[tuple[int, int]]) -> None:
-        self._buckets, self.owned = buckets, owned
-        self.depth, self.sent_bytes, self.memory = buckets.depth, buckets.sent_bytes // 2, buckets.memory
-        self.shard: Sequence[tuple[int, int]] = buckets.shard
-
-    def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self._buckets.reduce_scatter(index, in_place)
-
-    def reduce_scatter(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self._buckets.reduce_scatter(index, in_place)
-
-    def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
-        self._buckets.all_gather(index, in_place)
-
-    def advance(self) -> bool:
-        return self._buckets.advance()
-
-    def finished(self, index: int) -> bool:
-        return self._buckets.finished(index)
-
-    @property
-    def busy(self) -> bool:
-        return self._buckets.busy
-
-    def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
-        self._buckets.wait(index, watch)
-
-    def close(self) -> None:
-        self.memory, self.shard, self.owned = [], [], []
-        self._buckets.close()

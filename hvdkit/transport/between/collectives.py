@@ -12,13 +12,14 @@ numbers, adds them in float32 and gives the sum back. What a wire cannot add at 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.between.schedules import split_evenly
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
+from hvdkit.transport.polling import Backoff
 from hvdkit.transport.request import Request, leave_behind
 
 _BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
@@ -145,6 +146,17 @@ def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic:
         part = total.slice(0, stop - start)
         arithmetic.combine(part, [source.slice(start, stop) for source in sources], spec.op)
         arithmetic.cast(out.slice(start, stop), part, scale)
+
+
+def finish_steps(steps: Iterator[bool], check: Callable[[], None]) -> None:
+    """Take all steps. check: called while waiting; may raise."""
+    waiting = Backoff(check)
+    try:
+        for _ in steps:
+            waiting.pause()
+    except BaseException:
+        leave_behind(steps)
+        raise
 
 
 def until_done(request: Request, free: bool) -> Iterator[bool]:

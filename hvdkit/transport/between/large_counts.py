@@ -1,73 +1,77 @@
-"""Collectives on more elements than a wire counts, in several calls, as steps of a StepQueue.
+"""Collectives over a wire that return when they are done, in several calls where it cannot count as many elements.
 
 MPI counts elements in 32 bits, and Open MPI 5 has no large counts (MPI-4's functions with _c). So a gather is a
 broadcast of each rank's piece, and a reduce-scatter and an exchange go in rounds through memory in which the parts of a
 round lie close together. All ranks must take the same way: where they know different counts they ask each other first.
+
+wait: returns when a request is done.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.between.collectives import combine_pieces, until_done
+from hvdkit.transport.between.collectives import combine_pieces
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
+from hvdkit.transport.request import Request
 
 _ROUND_BYTES = 64 * 2**20  # of a rank's numbers in one round
 
+Wait = Callable[[Request], object]
 
-def allgather(wire: Wire, own: Buffer, gathered: Buffer, counts: Sequence[int]) -> Iterator[bool]:
+
+def allgather(wire: Wire, own: Buffer, gathered: Buffer, counts: Sequence[int], wait: Wait) -> None:
     """Fill `gathered` (sum(counts),) with all ranks' `own` (counts[rank],); counts are the same on all ranks."""
     if gathered.count <= wire.largest_count:
-        yield from until_done(wire.allgather(gathered, counts, own), free=True)
+        wait(wire.allgather(gathered, counts, own))
         return
     for root, piece in enumerate(_pieces_of(gathered, counts)):
         if root == wire.rank:
             np.copyto(piece.array, own.array)
-        yield from broadcast(wire, piece, root, free=False)
+        broadcast(wire, piece, root, wait)
 
 
-def broadcast(wire: Wire, buffer: Buffer, root: int, *, free: bool = True) -> Iterator[bool]:
-    """Fill `buffer` (n,) with the root's. free: what is yielded once the last collective has been posted."""
+def broadcast(wire: Wire, buffer: Buffer, root: int, wait: Wait) -> None:
+    """Fill `buffer` (n,) with the root's."""
     for start in range(0, buffer.count, wire.largest_count):
-        stop = min(start + wire.largest_count, buffer.count)
-        yield from until_done(wire.broadcast(buffer.slice(start, stop), root), free=free and stop == buffer.count)
+        wait(wire.broadcast(buffer.slice(start, start + wire.largest_count), root))
 
 
 def reducescatter(
-    wire: Wire, buffer: Buffer, out: Buffer, counts: Sequence[int], op: Op, arithmetic: Arithmetic
-) -> Iterator[bool]:
+    wire: Wire, buffer: Buffer, out: Buffer, counts: Sequence[int], op: Op, arithmetic: Arithmetic, wait: Wait
+) -> None:
     """Reduce `buffer` (sum(counts),); rank i gets the i-th piece in `out` (counts[i],)."""
     if not wire.can_scatter(buffer.dtype):
         received = make_buffer(out.count * wire.size, buffer.dtype)
-        yield from _exchange(wire, buffer, counts, received, [out.count] * wire.size, buffer.count, max(counts))
+        _exchange(wire, buffer, counts, received, [out.count] * wire.size, buffer.count, max(counts), wait)
         combine_pieces(out, received, BucketSpec(buffer.dtype, out.count, op), arithmetic)
     elif buffer.count <= wire.largest_count:
-        yield from until_done(wire.reducescatter(buffer, out, counts, op), free=True)
+        wait(wire.reducescatter(buffer, out, counts, op))
     else:
         step = _round_step(wire, buffer)
         for start in range(0, max(counts), step):
             packed, parts = _pack(_pieces_of(buffer, counts), start, step)
             target = out.slice(start, start + step)
-            yield from until_done(wire.reducescatter(packed, target, parts, op), free=False)
+            wait(wire.reducescatter(packed, target, parts, op))
 
 
 def alltoall(
-    wire: Wire, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
-) -> Iterator[bool]:
+    wire: Wire, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int], wait: Wait
+) -> None:
     """Send the i-th piece of `sent` to rank i, and fill `received` with what comes."""
     total, longest = max(sent.count, received.count), max(*send_counts, *receive_counts)
     if wire.largest_count < sys.maxsize:
         largest = Buffer(np.array([total, longest], np.int64), "int64")
-        yield from until_done(wire.allreduce(largest, largest, "max"), free=False)
+        wait(wire.allreduce(largest, largest, "max"))
         total, longest = largest.array.tolist()
-    yield from _exchange(wire, sent, send_counts, received, receive_counts, total, longest)
+    _exchange(wire, sent, send_counts, received, receive_counts, total, longest, wait)
 
 
 def _exchange(
@@ -78,10 +82,11 @@ def _exchange(
     receive_counts: Sequence[int],
     total: int,
     longest: int,
-) -> Iterator[bool]:
+    wait: Wait,
+) -> None:
     """See alltoall. total, longest: the largest buffer and the largest piece of any rank."""
     if total <= wire.largest_count:
-        yield from until_done(wire.alltoall(sent, send_counts, received, receive_counts), free=True)
+        wait(wire.alltoall(sent, send_counts, received, receive_counts))
         return
     step = _round_step(wire, sent)
     for start in range(0, longest, step):
@@ -89,7 +94,7 @@ def _exchange(
         targets = [piece.slice(start, start + step) for piece in _pieces_of(received, receive_counts)]
         counts = [target.count for target in targets]
         arrived = make_buffer(sum(counts), sent.dtype)
-        yield from until_done(wire.alltoall(packed, parts, arrived, counts), free=False)
+        wait(wire.alltoall(packed, parts, arrived, counts))
         for target, piece in zip(targets, _pieces_of(arrived, counts), strict=True):
             np.copyto(target.array, piece.array)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hvdkit.transport.between.collectives import until_done
 from hvdkit.transport.between.select import MESSAGE_BYTES, Link, Measured
 from hvdkit.transport.between.wire import Pending, Wire
 from hvdkit.transport.buffer import Buffer, make_buffer
@@ -105,6 +104,5 @@ class _Ring:
         return float(number.array[0])
 
     def _wait_for(self, request: Request) -> None:
-        waiting = Backoff(self._check)
-        for _ in until_done(request, free=True):
-            waiting.pause()
+        request.check = self._check
+        request.wait()

@@ -243,7 +243,6 @@ class GlooTransport(BaseTransport):
                     self.barrier()  # so that none takes an orderly end for a loss
         finally:
             self._closed = True
-            self._queue.close()
             if self._wire is not None:
                 self._wire.close()
                 self._wire = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from hvdkit.transport.mpi.library import call_mpi, calls_take_turns, collective, finish, is_ours_to_end
+from hvdkit.transport.mpi.library import MpiRequest, call_mpi, calls_take_turns, collective, is_ours_to_end
 from hvdkit.transport.polling import calls
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
         return make_comm("MPI_Comm_dup", comm)
     calls().begun += 1
     new, request = call_mpi("MPI_Comm_idup", comm.Idup)
-    finish("MPI_Comm_idup", request)
+    MpiRequest("MPI_Comm_idup", request).wait()
     return new
 
 

@@ -17,7 +17,8 @@ from hvdkit.config import read_environment
 from hvdkit.errors import MissingDependencyError, RankLostError, TransportError
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.buffer import STORAGE, Buffer, Op
-from hvdkit.transport.polling import Backoff, calls
+from hvdkit.transport.polling import calls
+from hvdkit.transport.request import NOTHING, Request
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -295,6 +296,17 @@ def nudged() -> Iterator[None]:
         thread.join(_NUDGE_S)
 
 
+class MpiRequest(Request):
+    """See Request. what: the call that began it, for messages. memory: what MPI reads and writes until then."""
+
+    def __init__(self, what: str, request: MPI.Request, out: Buffer = NOTHING, memory: object = None) -> None:
+        self.out = out
+        self._what, self._request, self._memory = what, request, memory
+
+    def done(self) -> bool:
+        return bool(call_mpi(self._what, self._request.Test))
+
+
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any, check: Callable[[], None] | None = None) -> None:
     """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watch_waits() has for this thread.
 
@@ -306,23 +318,9 @@ def collective(what: str, comm: MPI.Intracomm, *arguments: Any, check: Callable[
     """
     calls().begun += 1
     begin = f"I{what[4:].lower()}"
-    finish(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments), check)
-
-
-#: Requests that nobody waits for any more. MPI may still write to their memory, which they keep.
-_abandoned: list[MPI.Request] = []
-
-
-def finish(what: str, request: MPI.Request, check: Callable[[], None] | None = None) -> None:
-    """Wait for a request. what: the call that began it, for messages. check, and what it raises: see collective()."""
-    waiting = Backoff(check)
-    try:
-        while not call_mpi(what, request.Test):
-            waiting.pause()
-    except BaseException:
-        calls().uncertain = True
-        _abandoned.append(request)
-        raise
+    request = MpiRequest(what, call_mpi(f"MPI_{begin}", getattr(comm, begin), *arguments))
+    request.check = check
+    request.wait()
 
 
 #: Communicators of hvdkit's own, by handle.

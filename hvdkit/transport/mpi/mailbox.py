@@ -12,7 +12,7 @@ import numpy as np
 
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.mailbox import LocalMailbox
-from hvdkit.transport.mpi.library import call_mpi, check_not_ended, collective, finish, free_comm, load_mpi
+from hvdkit.transport.mpi.library import MpiRequest, call_mpi, check_not_ended, collective, free_comm, load_mpi
 from hvdkit.transport.request import leave_behind
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class MpiMailbox:
         while (self._received < expected).any():
             self.receive()
         for request, _ in self._sending:
-            finish("MPI_Wait", request)
+            MpiRequest("MPI_Wait", request).wait()
         free_comm(self._comm)
 
 

@@ -10,6 +10,7 @@ from hvdkit.transport.between.wire import Messages, Pending
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.mpi import library as mpi_library
 from hvdkit.transport.mpi.library import (
+    MpiRequest,
     call_mpi,
     check_not_ended,
     free_comm,
@@ -24,17 +25,6 @@ from hvdkit.transport.request import NOTHING, Request, check_size, closed_meanwh
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-class MpiRequest(Request):
-    """See Request. what: the call that began it, for messages. memory: what MPI reads and writes until then."""
-
-    def __init__(self, what: str, request: MPI.Request, out: Buffer, memory: Sequence[Any]) -> None:
-        self.out = out
-        self._what, self._request, self._memory = what, request, memory
-
-    def done(self) -> bool:
-        return bool(call_mpi(self._what, self._request.Test))
 
 
 class _Message(MpiRequest):

@@ -116,7 +116,6 @@ class MpiTransport(BaseTransport):
         """See Transport.close. Where it is not idle MPI keeps the communicator, for collectives left in the middle."""
         if self._wire is not None:
             wire, self._wire = self._wire, None
-            self._queue.close()
             if idle and self._spare is not None:
                 free_comm(self._spare)
             wire.close(idle=idle)

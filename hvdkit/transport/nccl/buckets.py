@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import HvdkitError, TransportError
-from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, PhasedBuckets, Phases, under_way
+from hvdkit.transport.buckets import ALLREDUCE, Buckets, BucketSpec, InPlaceSegment, Phases, under_way
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.device import Event
 from hvdkit.transport.nccl.communicator import Communicator
@@ -17,7 +17,7 @@ from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, as_reals
 Allocate = Callable[[int, str], Buffer]
 
 
-class NcclBuckets(PhasedBuckets):
+class NcclBuckets(Buckets):
     """See Buckets. All buckets may be in use at once; a bucket's work is ordered by streams.
 
     start() takes the numbers that the framework's current stream writes to the bucket until then; after wait() that
@@ -58,7 +58,7 @@ class NcclBuckets(PhasedBuckets):
         self._under_way: set[int] = set()
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
-        """See PhasedBuckets; there are no in-place segments."""
+        """See Buckets.begin; there are no in-place segments."""
         if index in self._under_way:
             raise under_way(index)
         spec, address, shard = self._specs[index], self._whole[index].pointer, self._counts[index]

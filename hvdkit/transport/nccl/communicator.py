@@ -1,4 +1,4 @@
-"""A communicator of NCCL: connected without blocking, and aborted or shrunk when a rank is lost."""
+"""A communicator of NCCL: connected without blocking, and aborted when a rank is lost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from ctypes import c_int, c_void_p
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.api import check_message
 from hvdkit.transport.nccl.library import (
     BYTES,
     HOST_SCALAR,
     OPERATIONS,
     REDUCIBLE,
-    SHRINK_ABORT,
     Library,
     Result,
     UniqueId,
@@ -41,52 +39,34 @@ class Communicator:
     def __init__(
         self,
         library: Library,
-        handle: c_void_p,
-        rank: int,
-        size: int,
-        where: str,
-        check: Callable[[], None],
-        timeout_s: float,
-    ) -> None:
-        self.library, self.rank, self.size, self.where = library, rank, size, where
-        self._handle: c_void_p | None = handle
-        self._check, self._timeout_s = check, timeout_s
-        self._scaled_sums: dict[tuple[str, float], int] = {}
-        self._freeing = threading.Lock()  # so that one of two threads that abort does
-
-    @classmethod
-    def connect(
-        cls,
-        library: Library,
         rank: int,
         size: int,
         broadcast: Broadcast,
         where: str,
         check: Callable[[], None],
         timeout_s: float,
-    ) -> Communicator:
+    ) -> None:
         """Connect the ranks; collective. The calling thread's current CUDA device is the one that is used.
 
         Raises NcclError if NCCL fails, RankLostError if check() does, TransportError after `timeout_s` seconds.
         """
+        self.library, self.rank, self.size, self.where = library, rank, size, where
+        self._check, self._timeout_s = check, timeout_s
+        self._scaled_sums: dict[tuple[str, float], int] = {}
+        self._freeing = threading.Lock()  # so that one of two threads that abort does
         unique_id = UniqueId()
         if rank == 0:
             library.call("ncclGetUniqueId", unique_id, where=where)
         identity = broadcast(unique_id.to_bytes())
         ctypes.memmove(ctypes.byref(unique_id), identity, len(identity))
-        handle = c_void_p()
-        arguments = handle, size, unique_id, rank, make_config()
-        library.call("ncclCommInitRankConfig", *arguments, where=where, handle=handle)
-        return cls(library, handle, rank, size, where, check, timeout_s)._connected("ncclCommInitRankConfig")
-
-    def _connected(self, function: str) -> Communicator:
-        """This communicator, once `function` has connected it."""
+        handle, connect = c_void_p(), "ncclCommInitRankConfig"
+        library.call(connect, handle, size, unique_id, rank, make_config(), where=where, handle=handle)
+        self._handle: c_void_p | None = handle
         try:
-            self._complete(function)
+            self._complete(connect)
         except BaseException:
             self.abort()
             raise
-        return self
 
     def scaled_sum(self, dtype: str, factor: float) -> int:
         """The operation that multiplies every rank's numbers by `factor`, in their dtype, and adds them up.
@@ -123,16 +103,6 @@ class Communicator:
         """Enqueue ncclBroadcast of bytes."""
         self._call("ncclBroadcast", source, target, nbytes, BYTES, root, self._handle, stream)
 
-    def send(self, source: int, nbytes: int, peer: int, stream: int) -> None:
-        """Enqueue ncclSend of bytes. Raises ValueError for a peer that is no other rank of the group."""
-        check_message(peer, 0, self.rank, self.size)
-        self._call("ncclSend", source, nbytes, BYTES, peer, self._handle, stream)
-
-    def receive(self, target: int, nbytes: int, peer: int, stream: int) -> None:
-        """Enqueue ncclRecv of bytes. Raises ValueError for a peer that is no other rank of the group."""
-        check_message(peer, 0, self.rank, self.size)
-        self._call("ncclRecv", target, nbytes, BYTES, peer, self._handle, stream)
-
     def all_to_all(
         self,
         sources: Sequence[tuple[int, int]],
@@ -167,30 +137,6 @@ class Communicator:
         """Raise NcclError if an operation that was enqueued has failed since; the communicator is of no use then."""
         if (result := self._state()) not in (Result.SUCCESS, Result.IN_PROGRESS):
             raise self.library.error("an operation of NCCL", result, self.where, self._handle)
-
-    def shrink(self, lost: Sequence[int], check: Callable[[], None]) -> Communicator:
-        """Abort what is under way and connect the ranks that are left, in their order; collective among these.
-
-        lost: ranks of this communicator, which is closed. check: as for connect(), of the ranks that are left.
-        Raises TransportError if NCCL is older than 2.27: connect a new communicator then.
-        """
-        if not self.library.has("ncclCommShrink"):
-            raise TransportError("ncclCommShrink needs NCCL 2.27 or later; connect() makes a new communicator.")
-        self._check = check
-        handle, config = c_void_p(), make_config()
-        self._shrunk = handle  # NCCL may write it after a wait that was given up
-        excluded = (c_int * len(lost))(*sorted(lost))
-        arguments = (self._handle, excluded, len(lost), handle, config, SHRINK_ABORT)
-        self.library.call("ncclCommShrink", *arguments, where=self.where, handle=self._handle)
-        # NCCL writes the handle when this communicator is no longer in progress; its own error is the loss.
-        if (result := self._settle("ncclCommShrink")) != Result.SUCCESS and not handle.value:
-            raise self.library.error("ncclCommShrink", result, self.where, self._handle)
-        rank = self.rank - sum(one < self.rank for one in lost)
-        rest = Communicator(self.library, handle, rank, self.size - len(lost), self.where, self._check, self._timeout_s)
-        try:
-            return rest._connected("ncclCommShrink")
-        finally:
-            self.abort()
 
     def abort(self) -> None:
         """End what is under way on this rank, and free the communicator; not collective. Calling it twice is fine."""
@@ -237,11 +183,7 @@ class Communicator:
         return state.value
 
     def _complete(self, function: str) -> None:
-        if (result := self._settle(function)) != Result.SUCCESS:
-            raise self.library.error(function, result, self.where, self._handle)
-
-    def _settle(self, function: str) -> int:
-        """Wait until NCCL has done on the host what a call began, connecting for most; the state after that."""
+        """Wait until NCCL has done on the host what a call began, connecting for most; raises as check() does."""
         deadline = time.monotonic() + self._timeout_s
         waiting = Backoff(self._check)
         while (result := self._state()) == Result.IN_PROGRESS:
@@ -253,7 +195,8 @@ class Communicator:
                     "ranks shows NCCL's own log."
                 )
             waiting.pause()
-        return result
+        if result != Result.SUCCESS:
+            raise self.library.error(function, result, self.where, self._handle)
 
 
 def encode_scalar(dtype: str, value: float) -> bytes:

@@ -58,7 +58,7 @@ class DeviceGroup:
         self._pending, self._lost_s = (0, 0.0), 0.0  # seen by inspect(): operations and since when; a rank that is lost
         broadcast = functools.partial(broadcast_bytes, transport, root=0)
         with device.current():
-            self._communicator = Communicator.connect(
+            self._communicator = Communicator(
                 library, self.rank, self.size, broadcast, where, transport.check, timeout_s
             )
         self._stream = device.make_stream(high_priority=True)

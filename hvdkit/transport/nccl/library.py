@@ -1,7 +1,7 @@
 """libnccl through ctypes: where it is found, its functions with their types, and its errors in our words.
 
 NCCL's C interface is stable within major version 2, so no binding package and no compiler is needed. Functions, structs
-and numbers are those of nccl.h 2.18; later ones are asked for by version.
+and numbers are those of nccl.h 2.18.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ OLDEST: Version = (2, 18, 1)
 UNIQUE_ID_BYTES = 128
 #: ncclScalarHostImmediate: NCCL reads a factor in the host's memory before the call returns.
 HOST_SCALAR = 1
-#: The flag of ncclCommShrink() that ends what is under way on the communicator before.
-SHRINK_ABORT = 1
 _UNDEFINED = -(2**31)
 _MAGIC = 0xCAFEBEEF
 
@@ -130,15 +128,6 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclGetLastError": (_COMMUNICATOR,),
 }
 _TEXTS = ("ncclGetErrorString", "ncclGetLastError")
-#: Functions that older libraries lack -> the version that brought them, and their parameters' types.
-_LATER: dict[str, tuple[Version, tuple[object, ...]]] = {
-    "ncclCommShrink": (
-        (2, 27, 3),
-        (_COMMUNICATOR, POINTER(c_int), c_int, POINTER(c_void_p), POINTER(Config), c_int),
-    ),
-}
-
-
 #: NCCL takes one call at a time: a communicator is not safe to be asked for its state while another thread uses it. An
 #: abort waits for it too, so who holds it may use a communicator that was not aborted before.
 calling = threading.RLock()
@@ -174,14 +163,6 @@ class Library:
             raise MissingDependencyError(
                 f"NCCL {_dotted(self.version)} in {path} is too old: hvdkit needs {_dotted(OLDEST)} or later. {CURE}"
             )
-        for name, (since, types) in _LATER.items():
-            if self.version >= since:
-                self._functions[name] = getattr(library, name)
-                self._functions[name].argtypes, self._functions[name].restype = types, c_int
-
-    def has(self, function: str) -> bool:
-        """Is this library new enough for a function?"""
-        return function in self._functions
 
     def call(self, function: str, *arguments: object, where: str = "", handle: c_void_p | None = None) -> Result:
         """Call a function. Returns SUCCESS, or IN_PROGRESS from a communicator that does not block.

@@ -302,22 +302,6 @@ class Exchange(_Memory):
             step += 1
         outs[self._rank][:] = ins[self._rank]
 
-    def scatter(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
-        """Fill every rank's `out` (n,) with the root's piece for it; `pieces` is empty on other ranks."""
-        calls().begun += 1
-        room = self._room // self._size // _LINE * _LINE
-        target, ins = _bytes(out), [_bytes(piece) for piece in pieces]
-        for at in range(0, target.size, room):
-            memory = self._next()
-            if self._rank == root:
-                self._write(memory, [piece[at : at + room] for piece in ins], room)
-            self._meet()
-            if self._rank != root:
-                part = target[at : at + room]
-                part[:] = memory[root][self._rank * room : self._rank * room + part.size]
-        if self._rank == root:
-            target[:] = ins[root]
-
     def _write(self, memory: Sequence[Array], parts: Sequence[Array], room: int, first: int = 0) -> None:
         """Lay down this rank's part for each peer, `room` bytes apart, from byte `first` on."""
         for peer in self._peers:

@@ -14,6 +14,7 @@ from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
 from hvdkit.transport.buffer import HALF, Buffer, Op
 from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
+from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.collectives import Exchange, Slots, Stage, slot_bytes
@@ -174,41 +175,14 @@ class SharedMemoryTransport(Transport):
         else:
             super().gather_into(pieces, buffer, root)
 
-    def scatter_into(self, out: Buffer, pieces: Sequence[Buffer], root: int) -> None:
-        if self._slot_bytes:
-            self._exchange.scatter(out, pieces, root)
-        else:
-            super().scatter_into(out, pieces, root)
-
     def alltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Buffer:
         return self._base.alltoall(buffer, send_counts, receive_counts)
 
     def barrier(self) -> None:
         self._base.barrier()
 
-    def iallreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> Request:
-        """See Transport.iallreduce. Non-blocking forms and messages are the base's: MPI has shared memory too.
-
-        It does not know whose process has ended; so the requests are watched here.
-        """
-        return self._watched(self._base.iallreduce(buffer, op, scale))
-
-    def ireducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Request:
-        return self._watched(self._base.ireducescatter(buffer, counts, op))
-
-    def iallgather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        return self._watched(self._base.iallgather(buffer, counts))
-
-    def ibroadcast(self, buffer: Buffer, root: int) -> Request:
-        return self._watched(self._base.ibroadcast(buffer, root))
-
-    def ialltoall(self, buffer: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]) -> Request:
-        return self._watched(self._base.ialltoall(buffer, send_counts, receive_counts))
-
-    def ibarrier(self) -> Request:
-        return self._watched(self._base.ibarrier())
-
     def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
+        """See Transport.begin_message. The base does not know whose process has ended, so this one looks after it."""
         return self._watched(self._base.begin_message(buffer, peer, tag, sends=sends))
 
     def split(self, groups: Groups) -> Transport | None:
@@ -275,10 +249,20 @@ class SharedMemoryTransport(Transport):
 
     def _all_close(self) -> bool:
         """Wait until all ranks close, so that none takes an orderly end for a loss; False if one ended without that."""
+        outer = watch_waits(None)
+
+        def look() -> None:
+            if outer is not None:
+                outer()
+            self._liveness.check()
+
+        watch_waits(look)
         try:
-            self.ibarrier().wait()
+            self._base.barrier()
         except RankLostError:
             return False
+        finally:
+            watch_waits(outer)
         return True
 
     def close(self, *, idle: bool = True) -> None:
