@@ -90,8 +90,8 @@ def _start(
         return _build_runner(options, again, choice, output, interruption)
 
     pool = plan_host_pool(options, environ, job, ssh, output.say)
-    folder = job.config.elastic_checkpoints
-    policy = plan_restart_policy(options, job)
+    folder, least = job.config.elastic_checkpoints, max(1, job.config.min_np)
+    policy = plan_restart_policy(options, job.config, least, job.ranks, ranks_survive=job.elastic)
     return asyncio.run(JobSupervisor(build, job.hosts, job.ranks, policy, pool, output, interruption, folder).run())
 
 

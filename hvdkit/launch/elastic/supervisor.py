@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launch.elastic.host_pool import HostPool, Hosts, count_slots, describe_slots, wait_for_slots
+from hvdkit.launch.elastic.host_pool import HostPool, Hosts, count_slots, wait_for_slots
 from hvdkit.launch.elastic.restart_policy import (
     Attempt,
     RestartPolicy,
@@ -137,12 +137,10 @@ class JobSupervisor:
         allocation = await wait_for_slots(
             lambda: self.pool.find(trusted),
             self._choose_ranks,
+            min_ranks=self.policy.min_ranks,
             wait_s=self.policy.wait_s,
+            say=self.output.say,
             may_grow=lambda: not self.interruption.number and self.pool.may_change,
-            on_wait=lambda hosts: self.output.say(
-                f"{describe_slots(hosts, self.policy.min_ranks)}: waiting up to {self.policy.wait_s:g} s for more "
-                "(--elastic-timeout)."
-            ),
         )
         return None if self.interruption.number else allocation
 
