@@ -124,7 +124,7 @@ def plan_restart_policy(
         max_restarts=options.reset_limit,
         wait_s=_WAIT_S if options.elastic_timeout is None else options.elastic_timeout,
         ranks_survive=ranks_survive,
-        saves=bool(config.elastic_checkpoints),
+        checkpoints=config.elastic_checkpoints,
         discovers=discovers,
     )
 
