@@ -150,7 +150,7 @@ def probe_over_ssh(options: Sequence[str]) -> Callable[[Host], Awaitable[bool]]:
 
     async def answers(host: Host) -> bool:
         try:
-            status, _ = await _run(("ssh", *options, "--", host.login, "true"), None, _SSH_S)
+            status, _ = await _run(("ssh", *options, "--", host.login, "true"), None, _SSH_S, reads=False)
         except OSError:
             return False
         return status == 0
@@ -261,8 +261,10 @@ def parse_discovered(text: str, what: str, slots: int | None) -> tuple[Host, ...
     return hosts
 
 
-async def _run(words: Sequence[str], environ: Mapping[str, str] | None, timeout_s: float) -> tuple[int | None, bytes]:
-    """Run a program; returns its exit code and what it has printed. The code is None if it did not end in time.
+async def _run(
+    words: Sequence[str], environ: Mapping[str, str] | None, timeout_s: float, *, reads: bool = True
+) -> tuple[int | None, bytes]:
+    """Run a program; returns its exit code, None if it did not end in time, and what it has printed if that is read.
 
     It is killed, with what it has started, after that time or if it prints more than _LONGEST bytes. Raises OSError and
     ValueError if it cannot be started.
@@ -271,7 +273,7 @@ async def _run(words: Sequence[str], environ: Mapping[str, str] | None, timeout_
         *words,
         env=None if environ is None else dict(environ),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE if reads else asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -291,9 +293,8 @@ async def _run(words: Sequence[str], environ: Mapping[str, str] | None, timeout_
 
 async def _read(process: asyncio.subprocess.Process) -> bytes:
     """Read the output of a process until it ends, or is too long."""
-    assert process.stdout is not None
     data = b""
-    while block := await process.stdout.read(1 << 16):
+    while process.stdout is not None and (block := await process.stdout.read(1 << 16)):
         data += block
         if len(data) > _LONGEST:
             return data
