@@ -26,7 +26,7 @@ _WAITING = Path("/proc/sys/net/core/somaxconn")
 
 async def _open(ranks: int) -> ControlServer:
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    control = ControlServer(Ranks(ranks), nothing, nothing, nothing)
+    control = ControlServer(Ranks(ranks), nothing)
     await control.open(("127.0.0.1",), folder="")
     return control
 
@@ -54,7 +54,7 @@ from hvdkit.launch.job.ranks import Ranks
 async def main(files):
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    control = ControlServer(Ranks(2), print, lambda: None, print)
+    control = ControlServer(Ranks(2), print)
     await control.open(("127.0.0.1",), folder="")
     print(json.dumps(control.variables), flush=True)
     most = 0

@@ -25,7 +25,7 @@ from hvdkit.handshake import ANSWER_BYTES, MAC_BYTES, NONCE_BYTES, Authenticatio
 from hvdkit.launch.agent import rank, wire
 from hvdkit.launch.job.outcome import JobResult
 from hvdkit.launch.job.output import Interruption, Output
-from hvdkit.launch.job.runner import JobOptions, Runner
+from hvdkit.launch.job.runner import Runner
 from hvdkit.launch.plan.job import AGENT, Job, Launch
 
 pytestmark = pytest.mark.timeout(60)
@@ -161,8 +161,8 @@ def run_through(change: Callable[[bool, bytes], bytes], *command: str) -> JobRes
         variables = {**control, "HVDKIT_CONTROL": f"{kind}:{relays[0].port}:{address}"}
         return Launch((sys.executable, "-I", "-S", AGENT, "--", *command), variables)
 
-    output, options = Output(), JobOptions(Job(command=(), ranks=1, environ=dict(os.environ)), addresses=("127.0.0.1",))
-    runner = Runner(build, options, output, Interruption(output))
+    output, job = Output(), Job(command=(), ranks=1, environ=dict(os.environ), addresses=("127.0.0.1",))
+    runner = Runner(build, job, output, Interruption(output))
     try:
         return asyncio.run(runner.run_once())
     finally:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.elastic import discovery
-from hvdkit.launch.elastic.discovery import Discovery, parse_discovered
+from hvdkit.launch.elastic import host_pool
+from hvdkit.launch.elastic.host_pool import Discovery, parse_discovered
 from hvdkit.launch.hostfiles import Host
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -69,7 +69,7 @@ def test_what_is_no_host_is_refused(line: str) -> None:
 def test_one_that_is_of_no_use_is_told_in_time(
     text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(host_pool, "_SCRIPT_S", 0.5)
     with pytest.raises(LaunchError, match=why):
         look(script(tmp_path, text))
 

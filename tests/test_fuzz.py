@@ -24,7 +24,7 @@ from hvdkit.launch.allocations import read_allocation, schedulers
 from hvdkit.launch.cli import horovod
 from hvdkit.launch.cli import launcher_options as starter_flags
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.elastic import discovery
+from hvdkit.launch.elastic import host_pool
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing
 from hvdkit.launch.introspect import stack_report as doing
 from hvdkit.launch.job import control
@@ -146,8 +146,8 @@ TEXTS: dict[str, Parser] = {
     "launcher_channel.parse_value": Parser(launcher_channel.parse_value, ["value", ":", "0.5", "nan", "loss", "%2"]),
     "launch.hostfiles.parsing.find_hostfile": Parser(_in_file(parsing.find_hostfile), _HOSTS, (HostfileError,)),
     "launch.hostfiles.parsing.parse_host_list": Parser(parsing.parse_host_list, _HOSTS, (LaunchError,)),
-    "launch.elastic.discovery.parse_discovered": Parser(
-        lambda text: discovery.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)
+    "launch.elastic.host_pool.parse_discovered": Parser(
+        lambda text: host_pool.parse_discovered(text, "hosts.sh", None), _HOSTS, (LaunchError,)
     ),
     "launch.hostfiles.grammars.parse_numbered": Parser(grammars.parse_numbered, _HOSTS, (ValueError,)),
     "launch.allocations.schedulers.parse_idset": Parser(schedulers.parse_idset, _HOSTS, (ValueError,)),

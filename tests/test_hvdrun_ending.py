@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.ranks import End, Ranks
-from hvdkit.launch.job.runner import JobOptions, Runner
+from hvdkit.launch.job.runner import Runner
 from hvdkit.launch.plan.job import AGENT, Job, Launch
 
 
@@ -92,8 +91,8 @@ def _in_write_call(process: int) -> bool:
 
 def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.CaptureFixture[str]) -> None:
     output = Output()
-    options = JobOptions(Job(command=(), ranks=1, environ={}))
-    runner = Runner(lambda control, _: Launch(("/no/such/mpirun",), control), options, output, Interruption(output))
+    job = Job(command=(), ranks=1, environ={})
+    runner = Runner(lambda control, _: Launch(("/no/such/mpirun",), control), job, output, Interruption(output))
     with pytest.raises(Exception, match="/no/such/mpirun cannot be started: No such file") as caught:
         asyncio.run(runner.run())
     assert type(caught.value).__name__ == "LaunchError"
@@ -101,9 +100,8 @@ def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.
 
 def test_a_reader_that_has_left_is_the_cause_unless_a_rank_has_failed() -> None:
     output = Output()
-    options = JobOptions(Job(command=(), ranks=2, environ={}))
-    runner: Any = Runner(lambda control, _: Launch(("mpirun",), control), options, output, Interruption(output))
-    runner._init_watchdog = SimpleNamespace(given_up=())
+    job = Job(command=(), ranks=2, environ={})
+    runner: Any = Runner(lambda control, _: Launch(("mpirun",), control), job, output, Interruption(output))
     for rank in (0, 1):
         runner.ranks.register(rank, "node1")
     output.broken = BrokenPipeError()
@@ -117,8 +115,7 @@ def test_a_reader_that_has_left_is_the_cause_unless_a_rank_has_failed() -> None:
 async def start_agent_after(frames: Mapping[bytes, bytes], folder: Path, script: str) -> End:
     """Start the agent of one rank, which finds these frames before its start order; returns how the rank ended."""
     ranks = Ranks(1)
-    changed = asyncio.Event()
-    control = ControlServer(ranks, lambda *_: None, changed.set, lambda *_: None)
+    control = ControlServer(ranks, lambda *_: None)
     await control.open((), str(folder))
     try:
         agent = await asyncio.create_subprocess_exec(
@@ -126,14 +123,14 @@ async def start_agent_after(frames: Mapping[bytes, bytes], folder: Path, script:
             env={**os.environ, **control.variables},
         )
         while not control.arrivals:
-            changed.clear()
-            await changed.wait()
+            control.changed.clear()
+            await control.changed.wait()
         for kind, payload in frames.items():
             control.send(0, kind, payload)
         control.release({0: {"variables": {}, "cores": {}}})
         while not ranks.ended:
-            changed.clear()
-            await changed.wait()
+            control.changed.clear()
+            await control.changed.wait()
         control.stop()
         await agent.wait()
         return ranks.ended[0]

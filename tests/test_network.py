@@ -10,7 +10,7 @@ import pytest
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.plan.job import plan_places
+from hvdkit.launch.plan.job import Job, plan_places
 from hvdkit.launch.plan.network import (
     HostInterfaces,
     InterfaceAddress,
@@ -119,6 +119,9 @@ def test_libraries_are_told_and_what_the_user_has_said_stays() -> None:
     assert set(plan_network_variables(interfaces, mine)) == {"NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"}
 
 
+JOB = Job(command=(), ranks=3)
+
+
 def arrival(rank: int, size: int, host: str, *, fabric: bool = False) -> Registration:
     number = ord(host[-1]) - ord("a") + 1
     here = connection(f"eth{number} 10.0.0.{number}/24", reached=f"10.0.0.{number}")
@@ -127,28 +130,29 @@ def arrival(rank: int, size: int, host: str, *, fabric: bool = False) -> Registr
 
 def test_each_rank_is_told_of_its_hosts_ranks_and_interface() -> None:
     arrivals = {rank: arrival(rank, 3, host) for rank, host in enumerate("aab")}
-    told = plan_start_orders(arrivals, {}, (), (24, 80, True)).by_rank
+    told = plan_start_orders(arrivals, JOB, (24, 80, True)).by_rank
     assert [told[rank]["local_size"] for rank in range(3)] == [2, 2, 1]
     assert [told[rank]["window"] for rank in range(3)] == [(24, 80, True), None, None]
     assert [told[rank]["variables"]["GLOO_SOCKET_IFNAME"] for rank in range(3)] == ["eth1", "eth1", "eth2"]
     assert told[0]["variables"]["OMPI_MCA_pml"] == "ob1"  # nothing but TCP is there
     with_fabric = {rank: arrival(rank, 3, host, fabric=host == "b") for rank, host in enumerate("aab")}
-    assert "OMPI_MCA_pml" not in plan_start_orders(with_fabric, {}, (), None).by_rank[0]["variables"]
+    assert "OMPI_MCA_pml" not in plan_start_orders(with_fabric, JOB).by_rank[0]["variables"]
 
 
 def test_scripts_meet_at_rank_0s_address_on_the_network_that_was_chosen() -> None:
     arrivals = {rank: arrival(rank, 3, host) for rank, host in enumerate("baa")}
     arrivals[0] = replace(arrivals[0], ports=(20001, 20002))
-    told = plan_start_orders(arrivals, {}, (), None, job="77").by_rank
+    told = plan_start_orders(arrivals, JOB, name="77").by_rank
     assert {told[rank]["variables"]["MASTER_ADDR"] for rank in range(3)} == {"10.0.0.2"}
     assert [told[rank]["variables"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
     arrivals[3] = replace(arrival(3, 3, "b"), joins=True)
     del arrivals[0]  # lost; the variables describe the first world only
-    assert "RANK" not in plan_start_orders(arrivals, {}, (), None, job="77").by_rank[3]["variables"]
+    assert "RANK" not in plan_start_orders(arrivals, JOB, name="77").by_rank[3]["variables"]
 
 
 def test_on_one_host_there_is_nothing_to_choose() -> None:
-    orders = plan_start_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, {}, ["no such"], None)
+    job = Job(command=(), ranks=2, networks=("no such",))
+    orders = plan_start_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, job)
     assert orders.by_rank[1] == {
         "window": None,
         "local_size": 2,

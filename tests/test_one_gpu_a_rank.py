@@ -16,7 +16,7 @@ from hvdkit.launch.agent.host_info import Cpu, divide_near, format_cpus, plan_sh
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
-from hvdkit.launch.plan.job import AGENT
+from hvdkit.launch.plan.job import AGENT, Job
 from hvdkit.launch.plan.network import HostInterfaces
 from hvdkit.launch.plan.registration import Registration, plan_cores, plan_start_orders
 from hvdkit.launch.plan.resources import (
@@ -132,9 +132,10 @@ def test_sharing_sets_what_nccl_needs_and_keeps_what_is_set() -> None:
 
 def test_ranks_that_share_a_gpu_have_a_host_id_each() -> None:
     ranks = {rank: Registration(rank, 2, "n", HostInterfaces(())) for rank in range(2)}
-    orders = plan_start_orders(ranks, {}, (), None, share_gpus=True).by_rank
+    sharing = Job(command=(), ranks=2, variables={"HVDKIT_SHARE_GPUS": "1"})
+    orders = plan_start_orders(ranks, sharing).by_rank
     assert [orders[rank]["variables"]["NCCL_HOSTID"] for rank in range(2)] == ["rank0", "rank1"]
-    assert "NCCL_HOSTID" not in plan_start_orders(ranks, {}, (), None).by_rank[0]["variables"]
+    assert "NCCL_HOSTID" not in plan_start_orders(ranks, Job(command=(), ranks=2)).by_rank[0]["variables"]
 
 
 def two_nodes(cores: int) -> list[Cpu]:

@@ -84,7 +84,7 @@ def test_a_death_is_followed_by_another_life_and_an_error_is_not() -> None:
 
 
 def test_where_ranks_outlive_each_other_only_a_training_that_has_begun_and_saves_is_started_again() -> None:
-    policy = RestartPolicy(min_ranks=2, max_ranks=4, ranks_survive=True, saves=True)
+    policy = RestartPolicy(min_ranks=2, max_ranks=4, ranks_survive=True, checkpoints="folder")
     assert give_up_reason([life(Outcome.RANK_DIED)], policy) is None
     assert give_up_reason([life(Outcome.RANK_DIED, begun=False)], policy) == ""
     assert give_up_reason([life(Outcome.RANK_DIED)], RestartPolicy(min_ranks=2, max_ranks=4, ranks_survive=True)) == ""

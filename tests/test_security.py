@@ -239,7 +239,7 @@ async def _shown(build: Frames, *, secret: bytes = b"") -> tuple[bytes, dict[int
     secret: the job's if left out. The answer is without the handshake's.
     """
     ranks = Ranks(2)
-    control = ControlServer(ranks, lambda *_: None, lambda: None, lambda *_: None)
+    control = ControlServer(ranks, lambda *_: None)
     await control.open(["127.0.0.1"], "")
     port = int(control.variables["HVDKIT_CONTROL"].split(":")[1])
     secret = secret or control.variables["HVDKIT_CONTROL_SECRET"].encode()
@@ -296,7 +296,7 @@ def test_a_question_that_is_none_gets_no_answer(sent: bytes, tmp_path: Path, cap
     from hvdkit.launch.introspect.query_server import QueryServer
 
     async def ask() -> bytes:
-        inquiries = QueryServer(dict, lambda number: [])
+        inquiries = QueryServer(dict, lambda: asyncio.sleep(0, {}))
         await inquiries.open(str(tmp_path))
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / wire.QUERY))
         writer.write(sent)

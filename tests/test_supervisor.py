@@ -45,8 +45,8 @@ def supervise(
             await during(supervisor)
             return result
 
-        options = SimpleNamespace(planned=())
-        return SimpleNamespace(run_once=run_once, report=lambda _: after(), ranks=Ranks(ranks), options=options)
+        job = SimpleNamespace(planned=())
+        return SimpleNamespace(run_once=run_once, report=lambda _: after(), ranks=Ranks(ranks), job=job)
 
     policy = RestartPolicy(min_ranks=1, max_ranks=2)
     pool = HostPool((), output.say)

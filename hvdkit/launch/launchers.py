@@ -57,29 +57,24 @@ def fill_hosts(job: Job) -> tuple[tuple[str, int], ...]:
     return plan_places(job.ranks, job.hosts if not job.local else (Host("localhost", job.ranks),))
 
 
-def refuse_ipv6(job: Job, launcher: str) -> None:
-    """Raise LaunchError for addresses that a launcher's list of hosts cannot have."""
+def refuse(job: Job, launcher: str, *what: str) -> None:
+    """Raise LaunchError for what a launcher does not accept.
+
+    what: "ipv6" for addresses in its list of hosts, "users" for hosts with a user, "ssh" for -p and -i.
+    """
     addresses = [host.name for host in job.hosts if ":" in host.name]
-    if addresses and not job.local:
+    if "ipv6" in what and addresses and not job.local:
         raise LaunchError(
             f"{launcher} does not accept an IPv6 address on its command line: {', '.join(addresses)}. "
             "Give the host a name in /etc/hosts or in DNS, and use that name."
         )
-
-
-def refuse_users(job: Job, launcher: str) -> None:
-    """Raise LaunchError for hosts with a user, where a launcher accepts hosts only."""
     logins = [host.login for host in job.hosts if host.user]
-    if logins:
+    if "users" in what and logins:
         raise LaunchError(
             f"{launcher} does not accept a user name with a host: {', '.join(logins)}. "
             "Write 'User NAME' for that host in ~/.ssh/config, and use the host's name alone."
         )
-
-
-def refuse_ssh_options(job: Job, launcher: str) -> None:
-    """Raise LaunchError for -p and -i, where no ssh is used."""
-    if job.ssh_options:
+    if "ssh" in what and job.ssh_options:
         raise LaunchError(
             f"{launcher} does not use ssh, so -p and -i have no effect. Remove them, or use --launcher ssh."
         )
@@ -88,8 +83,7 @@ def refuse_ssh_options(job: Job, launcher: str) -> None:
 def build_mpich(job: Job, choice: LauncherChoice) -> Launch:
     """Build the command line for MPICH, which by default neither binds ranks nor counts slots."""
     mpi = choice.own_mpi
-    refuse_ipv6(job, mpi.name)
-    refuse_users(job, mpi.name)
+    refuse(job, mpi.name, "ipv6", "users")
     variables = {**job.variables, **library_variables(job, mpi)}
     if job.tcp:
         variables.update(unless_set({**LIBFABRIC_TCP, "UCX_TLS": "tcp,self,sm"}, job.environ))
@@ -108,8 +102,7 @@ def build_mpich(job: Job, choice: LauncherChoice) -> Launch:
 def build_intel_mpi(job: Job, choice: LauncherChoice) -> Launch:
     """Build the command line for Intel MPI: one section per host, because its -hosts accepts no slots."""
     mpi = choice.own_mpi
-    refuse_ipv6(job, mpi.name)
-    refuse_users(job, mpi.name)
+    refuse(job, mpi.name, "ipv6", "users")
     variables = {**job.variables, **library_variables(job, mpi)}
     if job.binding is None:
         variables.update(unless_set({"I_MPI_PIN": "0"}, job.environ))
@@ -145,7 +138,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
     Ranks are not bound to cores: a rank has threads (data loading, progress), and by default Open MPI binds.
     """
     mpi = choice.own_mpi
-    refuse_ipv6(job, mpi.name)
+    refuse(job, mpi.name, "ipv6")
     argv = [mpi.mpirun]
     if job.root:
         argv.append("--allow-run-as-root")
@@ -210,8 +203,7 @@ def build_pals(job: Job, choice: LauncherChoice) -> Launch:
 
     Raises LaunchError for hosts with different numbers of ranks, which it cannot express.
     """
-    for refuse in (refuse_ipv6, refuse_users, refuse_ssh_options):
-        refuse(job, _PALS)
+    refuse(job, _PALS, "ipv6", "users", "ssh")
     places = fill_hosts(job)
     counts = [count for _, count in places]
     if any(count != counts[0] for count in counts[:-1]) or counts[-1] > counts[0]:
@@ -233,8 +225,7 @@ def build_jsrun(job: Job, choice: LauncherChoice) -> Launch:
 
     Raises LaunchError for hosts with different numbers of ranks, which resource sets of one kind cannot express.
     """
-    for refuse in (refuse_users, refuse_ssh_options):
-        refuse(job, "jsrun")
+    refuse(job, "jsrun", "users", "ssh")
     counts = [count for _, count in fill_hosts(job)]
     if len(set(counts)) > 1:
         raise LaunchError(
@@ -257,8 +248,7 @@ _LAYOUT = ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLU
 
 def build_srun(job: Job, choice: LauncherChoice) -> Launch:
     """Build the command line for srun. The ranks load the library of the choice's MPI, if it has one."""
-    for refuse in (refuse_ipv6, refuse_users, refuse_ssh_options):
-        refuse(job, "srun")
+    refuse(job, "srun", "ipv6", "users", "ssh")
     variables = {**job.variables, **(library_variables(job, choice.mpi) if choice.mpi else {})}
     argv = [choice.program, f"--mpi={choice.pmi}", f"--ntasks={job.ranks}", *_layout_options(job)]
     # A task that fails ends the step; otherwise srun waits for the others. All variables reach the ranks, whatever

@@ -132,7 +132,7 @@ class Agent:
         self, command: list[str], variables: dict[str, str], window: list[int] | None, share: Share
     ) -> tuple[int, str] | None:
         """Start the command on its CPUs; returns (exit code, what is wrong) if it cannot be."""
-        targets, opened = [-1, -1], []
+        targets = [-1, -1]
         if window is not None:
             rows, columns, both = window
             columns -= len(self.prefix)
@@ -146,7 +146,6 @@ class Agent:
             if targets[number] < 0:
                 source, targets[number] = os.pipe()
                 self._add_stream(source, kind, live=False)
-        opened = sorted(set(targets))
         try:
             with bind(share) as prevented:
                 self.child = subprocess.Popen(
@@ -165,7 +164,7 @@ class Agent:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"
         finally:
-            for target in opened:
+            for target in set(targets):
                 os.close(target)
         return None
 
@@ -174,18 +173,13 @@ class Agent:
 
     def _relay(self, wake: int) -> None:
         """Relay output and signals until the command has ended and its output is drained."""
-        assert self.child is not None
+        assert self.child is not None and self.channel is not None
         poll = select.poll()
-        poll.register(wake, select.POLLIN)
         sources = {stream.source: stream for stream in self.streams}
-        for source in sources:
-            poll.register(source, select.POLLIN)
         controls = self.control.sources if self.control is not None else []
-        for control in controls:
-            poll.register(control, select.POLLIN)
-        events = self.channel.fileno() if self.channel is not None else -1
-        if self.channel is not None:
-            poll.register(events, select.POLLIN)
+        events = self.channel.fileno()
+        for source in (wake, *sources, *controls, events):
+            poll.register(source, select.POLLIN)
         drain_until = 0.0
         while True:
             held = any(stream.held_since for stream in sources.values())

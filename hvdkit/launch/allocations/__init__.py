@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hvdkit.launch.allocations.sagemaker import read_default_hostfile, read_sagemaker
-from hvdkit.launch.allocations.schedulers import SCHEDULERS
+from hvdkit.launch.allocations.schedulers import SCHEDULERS, SET_SLOTS
 from hvdkit.launch.hostfiles import FoundHosts
+from hvdkit.launch.hostfiles.names import set_slots
 
 
 def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
@@ -17,9 +19,12 @@ def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> Fou
     Raises LaunchError for an allocation that cannot be parsed: it is never treated as no allocation.
     """
     variables = {name: value for name, value in environ.items() if value.strip()}
-    # The default hostfile comes last: inside a scheduler's job the scheduler's list takes precedence.
-    for read in (*(scheduler.read for scheduler in SCHEDULERS), read_sagemaker, read_default_hostfile):
-        found = read(variables, slots)
+    for read in (*(scheduler.read for scheduler in SCHEDULERS), read_sagemaker):
+        found = read(variables)
         if found is not None:
-            return found
-    return None
+            found = replace(found, more=", or ".join(filter(None, (found.more, SET_SLOTS))), allocated=True)
+            if slots:
+                return replace(found, hosts=set_slots(found.hosts, slots), ranks=None)
+            return replace(found, notes=(*found.notes, *filter(None, (found.slots_note,))))
+    # Last, because inside a scheduler's job the scheduler's list takes precedence.
+    return read_default_hostfile(variables, slots)

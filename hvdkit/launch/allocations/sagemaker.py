@@ -16,11 +16,10 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile
 from hvdkit.launch.hostfiles.names import check_name, is_slots
 
-_MORE = "set them here with --slots-per-host"
 _INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}", re.ASCII)
 
 
-def read_sagemaker(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+def read_sagemaker(environ: Mapping[str, str]) -> FoundHosts | None:
     """Read SM_HOSTS, with a slot for each of SM_NUM_GPUS GPUs, or one; None outside of SageMaker.
 
     Raises LaunchError on a host other than the first, where a second hvdrun would start all ranks again.
@@ -46,10 +45,10 @@ def read_sagemaker(environ: Mapping[str, str], slots: int | None = None) -> Foun
         raise LaunchError(
             f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it."
         )
-    hosts = tuple(Host(name, slots or max(1, int(gpus))) for name in names)
+    hosts = tuple(Host(name, max(1, int(gpus))) for name in names)
     note = f"SM_NETWORK_INTERFACE_NAME={interface}: ranks on different hosts use it, as with --network-interfaces."
     notes = (note,) if interface and len(names) > 1 else ()
-    return FoundHosts(hosts, "SageMaker's SM_HOSTS", notes, more=_MORE, allocated=True, interface=interface)
+    return FoundHosts(hosts, "SageMaker's SM_HOSTS", notes, interface=interface)
 
 
 def _read_hosts(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile, merge_hosts
+from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile, merge_hosts, settle_slots
 from hvdkit.launch.hostfiles.grammars import (
     SLURM_NODELISTS,
     add_slurm_counts,
@@ -27,15 +27,16 @@ from hvdkit.launch.hostfiles.grammars import (
     parse_lsf_repeats,
     parse_nodelist,
 )
-from hvdkit.launch.hostfiles.names import MOST_HOSTS, check_name, is_slots
+from hvdkit.launch.hostfiles.names import MOST_HOSTS, check_name, is_slots, set_slots
 from hvdkit.launch.process import run_program
 from hvdkit.world import is_slurm_step
 
+#: How to get more slots from any allocation; see FoundHosts.more.
+SET_SLOTS = "set them here with --slots-per-host"
 _FLUX_TIMEOUT_S = 20.0
-_FLUX_MORE = "request more with flux alloc or flux batch (-N, -n, -c), or set them here with --slots-per-host"
 
 
-def read_flux(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+def read_flux(environ: Mapping[str, str]) -> FoundHosts | None:
     """Read the resources of this job, else of this instance; None without FLUX_URI.
 
     A host has a slot for each of its GPUs, else for each of its cores. Raises LaunchError.
@@ -60,15 +61,15 @@ def read_flux(environ: Mapping[str, str], slots: int | None = None) -> FoundHost
             f"{command}: {result.ending}: {result.output.strip()[-300:]}. Check FLUX_URI, or name the hosts with -H."
         )
     try:
-        hosts = parse_resources(result.stdout, slots)
+        hosts = parse_resources(result.stdout)
     except ValueError as problem:
         raise LaunchError(f"{command}: {problem}. Name the hosts with -H.") from None
     counted = "GPU" if any("gpu" in children for _, children in _list_children(json.loads(result.stdout))) else "core"
     note = f"{source}: a host has a slot for each {counted}. Set another number of ranks with --slots-per-host."
-    return FoundHosts(hosts, source, () if slots else (note,), more=_FLUX_MORE, allocated=True)
+    return FoundHosts(hosts, source, slots_note=note, more="request more with flux alloc or flux batch (-N, -n, -c)")
 
 
-def parse_resources(text: str, slots: int | None = None) -> tuple[Host, ...]:
+def parse_resources(text: str) -> tuple[Host, ...]:
     """Parse R in JSON into its hosts, in the order of Flux's ranks. Raises ValueError with what is wrong."""
     try:
         resources = json.loads(text)
@@ -84,7 +85,7 @@ def parse_resources(text: str, slots: int | None = None) -> tuple[Host, ...]:
         raise ValueError(f"{text[:200]!r} is not a resource set of version 1 ({problem})") from None
     if not names:
         raise ValueError("it has no hosts")
-    return tuple(Host(name, slots or count) for name, count in zip(names, counts, strict=True))
+    return tuple(Host(name, count) for name, count in zip(names, counts, strict=True))
 
 
 def _list_children(resources: Any) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -105,10 +106,7 @@ def parse_idset(text: str) -> list[int]:
     return numbers
 
 
-_HTCONDOR_MORE = "request more with machine_count, or set them here with --slots-per-host"
-
-
-def read_htcondor(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
+def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
     """Read the contact file, with a slot for each node; None outside of the parallel universe.
 
     Raises LaunchError on a node other than 0, and without a contact file if there is more than one node.
@@ -129,9 +127,7 @@ def read_htcondor(environ: Mapping[str, str], slots: int | None = None) -> Found
             f"HTCondor's contact file {path!r} cannot be read: {problem}. Source sshd.sh of HTCondor's libexec "
             "before hvdrun, or name the hosts with -H."
         ) from None
-    if slots:
-        hosts = tuple(replace(host, slots=slots) for host in hosts)
-    return FoundHosts(hosts, f"HTCondor's {path}", more=_HTCONDOR_MORE, allocated=True)
+    return FoundHosts(hosts, f"HTCondor's {path}", more="request more with machine_count")
 
 
 def _parse_contacts(text: str, path: str) -> tuple[Host, ...]:
@@ -150,11 +146,7 @@ def _parse_contacts(text: str, path: str) -> tuple[Host, ...]:
 
 
 _SLURM_LISTS = r"SLURM_(JOB_)?NODELIST|SLURM_JOB_NODELIST_HET_GROUP_\d+"
-_SLURM_MORE = "request more from Slurm with --ntasks-per-node, or set them here with --slots-per-host"
-_PBS_MORE = "request more from PBS with select=...:mpiprocs=N, or set them here with --slots-per-host"
-_TORQUE_MORE = "request more from Torque with -l nodes=N:ppn=M, or set them here with --slots-per-host"
-_LSF_MORE = "request more from LSF with bsub -n and -R 'span[ptile=N]', or set them here with --slots-per-host"
-_SGE_MORE = "request more with qsub -pe, or set them here with --slots-per-host"
+_LSF_MORE = "request more from LSF with bsub -n and -R 'span[ptile=N]'"
 _LAUNCH_HOST = re.compile(r"batch|login|launch")
 
 
@@ -164,13 +156,13 @@ class AllocationReader:
 
     name: in lower case; of its dialect of hostfiles too. variable: set in its jobs only.
     nodefile: the variable with the path of its list of hosts; "" for none.
-    read: the hosts of its job, given the variables and the user's slots; None outside of its jobs.
+    read: the hosts of its job, with the slots that it has given them; None outside of its jobs.
     """
 
     name: str
     variable: str
     nodefile: str
-    read: Callable[[Mapping[str, str], int | None], FoundHosts | None]
+    read: Callable[[Mapping[str, str]], FoundHosts | None]
 
 
 def find_scheduler(environ: Mapping[str, str]) -> str:
@@ -192,7 +184,7 @@ def describe_incomplete_slurm_job(environ: Mapping[str, str]) -> tuple[str, ...]
     return (note,) if names else ()
 
 
-def _read_slurm(environ: Mapping[str, str], slots: int | None) -> FoundHosts | None:
+def _read_slurm(environ: Mapping[str, str]) -> FoundHosts | None:
     """Read the job, or the step that this is a part of."""
     job = environ.get("SLURM_JOB_ID", environ.get("SLURM_JOBID"))
     if job is None or find_incomplete_slurm_job(environ):
@@ -207,15 +199,13 @@ def _read_slurm(environ: Mapping[str, str], slots: int | None) -> FoundHosts | N
         raise LaunchError(
             f"{source}: {problem}. Name the hosts with -H or --hostfile, or correct the variable."
         ) from None
-    if slots:
-        return FoundHosts(_set_slots(hosts, slots), source, more=_SLURM_MORE, allocated=True)
     requested = step or "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     note = (
         f"{source} was submitted without a number of tasks, so Slurm counts one for each CPU. "
         "Request --ntasks-per-node, or set the slots here with --slots-per-host."
     )
-    ranks = _count_slurm_tasks(environ, hosts, step)
-    return FoundHosts(hosts, source, () if requested else (note,), ranks, _SLURM_MORE, allocated=True)
+    ranks, more = _count_slurm_tasks(environ, hosts, step), "request more from Slurm with --ntasks-per-node"
+    return FoundHosts(hosts, source, slots_note="" if requested else note, ranks=ranks, more=more)
 
 
 def _read_slurm_hosts(environ: Mapping[str, str], step: bool) -> list[Host]:
@@ -248,7 +238,7 @@ def _read_slurm_group(environ: Mapping[str, str], lists: tuple[str, ...], counts
             return list(add_slurm_counts(hosts, count, environ[count]))
     tasks = environ.get("SLURM_NTASKS", "")
     if is_slots(tasks) and int(tasks) % len(hosts) == 0:
-        return list(_set_slots(tuple(hosts), int(tasks) // len(hosts)))
+        return list(set_slots(hosts, int(tasks) // len(hosts)))
     raise ValueError(f"{' or '.join(counts)} is not set, so the number of tasks of each host is unknown")
 
 
@@ -270,38 +260,40 @@ def _refuse_copies(environ: Mapping[str, str]) -> None:
         )
 
 
-def _read_pbs(environ: Mapping[str, str], slots: int | None) -> FoundHosts | None:
+def _read_pbs(environ: Mapping[str, str]) -> FoundHosts | None:
     if "PBS_NODEFILE" not in environ:
         return None
     source = f"PBS job {environ.get('PBS_JOBID', '')}".rstrip()
-    more = _TORQUE_MORE if "PBS_NUM_PPN" in environ else _PBS_MORE  # which PBS Professional and OpenPBS do not set
-    found = _read_nodefile("pbs", environ["PBS_NODEFILE"], source, slots, more)
+    more = "request more from PBS with select=...:mpiprocs=N"
+    if "PBS_NUM_PPN" in environ:  # which PBS Professional and OpenPBS do not set
+        more = "request more from Torque with -l nodes=N:ppn=M"
+    found = find_hostfile(environ["PBS_NODEFILE"], "pbs")
+    note = f"{source}: Its nodefile lists each host once, which is one rank per host: {more}, or {SET_SLOTS}."
     repeated = any(host.slots != 1 for host in found.hosts)
-    note = f"{source}: Its nodefile lists each host once, which is one rank per host: {more}."
-    return found if slots or repeated else replace(found, notes=(*found.notes, note))
+    return replace(found, source=source, slots_note="" if repeated else note, more=more)
 
 
-def _read_sge(environ: Mapping[str, str], slots: int | None) -> FoundHosts | None:
+def _read_sge(environ: Mapping[str, str]) -> FoundHosts | None:
     if "PE_HOSTFILE" not in environ:
         return None
     source = f"SGE job {environ.get('JOB_ID', '')}".rstrip()
-    found = _read_nodefile("sge", environ["PE_HOSTFILE"], source, slots, _SGE_MORE)
+    found = find_hostfile(environ["PE_HOSTFILE"], "sge")
     number = environ.get("NHOSTS", "")
     if is_slots(number) and int(number) != len(found.hosts):
         raise LaunchError(
             f"{source}: NHOSTS={number}, but its PE_HOSTFILE has {len(found.hosts)} hosts. Name the hosts with -H."
         )
-    return found
+    return replace(found, source=source, more="request more with qsub -pe")
 
 
-def _read_lsf(environ: Mapping[str, str], slots: int | None) -> FoundHosts | None:
+def _read_lsf(environ: Mapping[str, str]) -> FoundHosts | None:
     job = environ.get("LSB_JOBID")
     if job is None:
         return None
     source = f"LSF job {job}"
     found = _read_lsf_variables(environ, source)
     if found is None and "LSB_DJOB_HOSTFILE" in environ:
-        found = _read_nodefile("lsf", environ["LSB_DJOB_HOSTFILE"], source, None, _LSF_MORE)
+        found = replace(find_hostfile(environ["LSB_DJOB_HOSTFILE"], "lsf"), source=source, more=_LSF_MORE)
     if found is None:
         raise LaunchError(
             f"{source}: none of LSB_MCPU_HOSTS, LSB_HOSTS and LSB_DJOB_HOSTFILE is set. Name the hosts with -H."
@@ -312,7 +304,7 @@ def _read_lsf(environ: Mapping[str, str], slots: int | None) -> FoundHosts | Non
     if alone and ("CSM_ALLOCATION_ID" in environ or _LAUNCH_HOST.search(first.name)):
         note = f"{source}: {first.name} runs the batch script and is left out. To use it too, name all hosts with -H."
         found = replace(found, hosts=rest, notes=(note,))
-    return replace(found, hosts=_set_slots(found.hosts, slots)) if slots else found
+    return found
 
 
 def _read_lsf_variables(environ: Mapping[str, str], source: str) -> FoundHosts | None:
@@ -322,20 +314,8 @@ def _read_lsf_variables(environ: Mapping[str, str], source: str) -> FoundHosts |
                 hosts = count_repeats(parse(environ[name]))
             except ValueError as problem:
                 raise LaunchError(f"{source}: {name}: {problem}. Name the hosts with -H or --hostfile.") from None
-            hosts = tuple(replace(host, slots=host.slots or 1) for host in hosts)
-            return FoundHosts(hosts, source, more=_LSF_MORE, allocated=True)
+            return FoundHosts(settle_slots(hosts, 1), source, more=_LSF_MORE)
     return None
-
-
-def _read_nodefile(dialect: str, path: str, source: str, slots: int | None, more: str) -> FoundHosts:
-    """Read an allocation's file. Raises HostfileError with every problem of the file."""
-    found = find_hostfile(path, dialect)
-    hosts = _set_slots(found.hosts, slots) if slots else found.hosts
-    return replace(found, hosts=hosts, source=source, more=more, allocated=True)
-
-
-def _set_slots(hosts: tuple[Host, ...], slots: int) -> tuple[Host, ...]:
-    return tuple(replace(host, slots=slots) for host in hosts)
 
 
 SCHEDULERS = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.cli import numbers
 from hvdkit.launch.cli.parser import OptionParser, record_settings
 from hvdkit.optional_import import optional_import
 
@@ -109,14 +110,14 @@ def _negate(flag: str) -> str:
 class Flag:
     """An option of another launcher.
 
-    sets: variables and their values; a function makes the value from the option's own.
+    sets: variables and their values; a function makes the value from the option's own, a whole number.
     refused: what to do instead, as a sentence; "" if the option is accepted.
     help: of an accepted option.
     program: the launcher.
     """
 
     names: tuple[str, ...]
-    sets: Mapping[str, str | Callable[[str], str]] = field(default_factory=dict)
+    sets: Mapping[str, str | Callable[[int], str]] = field(default_factory=dict)
     refused: str = ""
     help: str = ""
     program: str = "horovodrun"
@@ -127,25 +128,11 @@ class Flag:
         return any(callable(value) for value in self.sets.values())
 
 
-def _megabytes(text: str) -> str:
-    return str(_number(text) * 1024 * 1024)
+def _megabytes(count: int) -> str:
+    return str(count * 1024 * 1024)
 
 
-def _count(text: str) -> str:
-    return str(_number(text))
-
-
-def _number(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ValueError(f"{text!r} is not a whole number of at least 0")
-    return number
-
-
-def _accept(*names: str, help: str = "", **sets: str | Callable[[str], str]) -> Flag:
+def _accept(*names: str, help: str = "", **sets: str | Callable[[int], str]) -> Flag:
     return Flag(names, sets, help=help)
 
 
@@ -172,11 +159,11 @@ FLAGS = (
         HVDKIT_STALL_SHUTDOWN_S="0",
         help="same as --stall-check-s 0 --stall-shutdown-s 0",
     ),
-    _accept("--stall-check-warning-time-seconds", HVDKIT_STALL_CHECK_S=_count, help="same as --stall-check-s"),
-    _accept("--stall-check-shutdown-time-seconds", HVDKIT_STALL_SHUTDOWN_S=_count, help="same as --stall-shutdown-s"),
+    _accept("--stall-check-warning-time-seconds", HVDKIT_STALL_CHECK_S=str, help="same as --stall-check-s"),
+    _accept("--stall-check-shutdown-time-seconds", HVDKIT_STALL_SHUTDOWN_S=str, help="same as --stall-shutdown-s"),
     _accept("--gloo", HVDKIT_TRANSPORT="gloo", help="same as --transport gloo; MPI still starts the ranks"),
-    _accept("--min-num-proc", HVDKIT_MIN_NP=_count, help="same as --min-np"),
-    _accept("--max-num-proc", HVDKIT_MAX_NP=_count, help="same as --max-np"),
+    _accept("--min-num-proc", HVDKIT_MIN_NP=str, help="same as --min-np"),
+    _accept("--max-num-proc", HVDKIT_MAX_NP=str, help="same as --max-np"),
     _accept("--no-autotune", HVDKIT_AUTOTUNE="0", help="do not tune settings (default)"),
     # The default.
     _accept("--mpi", help="start ranks through MPI (default)"),
@@ -236,34 +223,25 @@ OTHERS = (
 _OPPOSITES = (("--mpi", "--gloo"), ("--stall-check", "--no-stall-check"))
 
 
-class _Accept(argparse.Action):
-    """Keep the option's meaning as the variables that carry it to the ranks."""
+class _FlagAction(argparse.Action):
+    """Keep the meaning of an option as the variables that carry it to the ranks; or refuse it, with the cure."""
+
+    flag: Flag
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        try:
-            sets = {name: value(values) if callable(value) else value for name, value in self.flag.sets.items()}
-        except ValueError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
+        if self.flag.refused:
+            raise argparse.ArgumentError(
+                None,
+                f"{option_string} is an option of {self.flag.program} that hvdrun does not have. "
+                f"{self.flag.refused.removesuffix('.')}",
+            )
         typed = {*getattr(namespace, "horovod", ()), str(option_string)}
         for one, other in _OPPOSITES:
             if {one, other} <= typed:
                 raise argparse.ArgumentError(None, f"{one} contradicts {other}; leave one of them out")
         namespace.horovod = typed
+        sets = {name: value(values) if callable(value) else value for name, value in self.flag.sets.items()}
         record_settings(self, namespace, option_string, sets)
-
-    flag: Flag
-
-
-class _Refuse(argparse.Action):
-    """Refuse the option, with or without a value, and print the cure."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        cure = self.flag.refused.removesuffix(".")
-        raise argparse.ArgumentError(
-            None, f"{option_string} is an option of {self.flag.program} that hvdrun does not have. {cure}"
-        )
-
-    flag: Flag
 
 
 def add_horovod_flags(parser: OptionParser) -> None:
@@ -281,12 +259,13 @@ def add_horovod_flags(parser: OptionParser) -> None:
         names = [name for name in flag.names if name not in parser._option_string_actions]
         action = group.add_argument(
             *names,
-            action=_Refuse if flag.refused else _Accept,
+            action=_FlagAction,
             nargs="?" if flag.refused else None if flag.has_value else 0,
+            type=numbers.count_or_none if flag.has_value else str,
             dest=f"horovod{names[0]}",
             default=argparse.SUPPRESS,
             metavar="N",
             help=flag.help if flag.help and parser.everything else argparse.SUPPRESS,
         )
-        assert isinstance(action, _Accept | _Refuse)
+        assert isinstance(action, _FlagAction)
         action.flag = flag

@@ -27,7 +27,7 @@ from hvdkit.launch.elastic.options import (
 from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.job.output import Output
 from hvdkit.launch.launchers import build_launch
-from hvdkit.launch.plan.job import Job, Launch, format_shell_line, plan_places
+from hvdkit.launch.plan.job import Job, Launch, format_shell_line
 from hvdkit.launch.plan.launcher_choice import LauncherChoice, detect_launchers, plan_launcher
 from hvdkit.launch.plan.resolve_hosts import find_addresses
 
@@ -76,7 +76,7 @@ def _start(
 
     interruption = Interruption(output)
     if not job.config.elastic:
-        return asyncio.run(_build_runner(options, job, choice, output, interruption).run())
+        return asyncio.run(_build_runner(job, choice, output, interruption).run())
     from hvdkit.launch.elastic.supervisor import JobSupervisor
 
     if "HVDKIT_WRAP_SEED" in job.variables:
@@ -86,22 +86,20 @@ def _start(
     def build(hosts: tuple[Host, ...], ranks: int) -> Runner:
         number = next(started)
         if number == 1:
-            return _build_runner(options, job, choice, output, interruption)
+            return _build_runner(job, choice, output, interruption)
         again = plan_job(options, environ, FoundHosts(hosts, "the remaining hosts"), ranks)
         again = replace(again, variables={**again.variables, "HVDKIT_START": str(number)})
         again = again if job.elastic else restart_instead(again)
-        return _build_runner(options, again, choice, output, interruption)
+        return _build_runner(again, choice, output, interruption)
 
     pool = plan_host_pool(options, environ, job, ssh, output.say)
-    folder = job.config.elastic_checkpoints
-    policy = plan_restart_policy(options, job)
-    return asyncio.run(JobSupervisor(build, job.hosts, job.ranks, policy, pool, output, interruption, folder).run())
+    least = max(1, job.config.min_np)
+    policy = plan_restart_policy(options, job.config, least, job.ranks, ranks_survive=job.elastic)
+    return asyncio.run(JobSupervisor(build, job.hosts, job.ranks, policy, pool, output, interruption).run())
 
 
-def _build_runner(
-    options: argparse.Namespace, job: Job, choice: LauncherChoice, output: Output, interruption: Interruption
-) -> Runner:
-    from hvdkit.launch.job.runner import JobOptions, Runner, describe_launch
+def _build_runner(job: Job, choice: LauncherChoice, output: Output, interruption: Interruption) -> Runner:
+    from hvdkit.launch.job.runner import Runner
 
     logs = job.variables.get("HVDKIT_OUTPUT_DIRECTORY", "")
     if logs:
@@ -111,34 +109,15 @@ def _build_runner(
             raise LaunchError(
                 f"--output-filename {logs}: {error.strerror}. Choose a directory in which you may write."
             ) from None
-    addresses = () if job.local else find_addresses(job.hosts)
-
     prefix = {"HVDKIT_PREFIX": "colour"} if output.takes_colours(job.environ) else {}
 
     def build(control: Mapping[str, str], directory: str = "") -> Launch:
         variables = {**prefix, **job.variables, **control}
         return build_launch(replace(job, variables=variables, directory=directory), choice)
 
-    config = job.config
-    # With the user's own arguments the launcher may place ranks differently.
-    as_planned = all(host.slots for host in job.hosts) and job.binding is None and not job.launcher_arguments
-    one_host_of_many_names = job.local and len(job.hosts) > 1
-    job_options = JobOptions(
-        job=job,
-        addresses=addresses,
-        planned=plan_places(job.ranks, job.hosts) if as_planned and not one_host_of_many_names else (),
-        slots={host.name: host.slots or 0 for host in job.hosts} if job.elastic else {},
-        start_timeout_s=options.start_timeout,
-        save_timeout_s=options.save_timeout,
-        verbose=options.verbose,
-        logs=options.output_filename or "",
-        min_ranks=max(1, config.min_np) if job.elastic else 0,
-        metrics_port=options.metrics_port,
-        hang_timeout_s=config.elastic_patience_s if config.elastic else 0.0,
-        rank_variables=not options.wrap,  # a script for one process is to see one process
-    )
-    runner = Runner(build, job_options, output, interruption)
-    if options.verbose:
+    addresses = () if job.local else find_addresses(job.hosts)
+    runner = Runner(build, replace(job, addresses=addresses), output, interruption)
+    if job.verbose:
         mpi = choice.mpi
         if mpi is not None:
             origin = "found on PATH" if mpi.site else "from this Python environment"
@@ -146,7 +125,7 @@ def _build_runner(
         output.say(f"{choice.reason}.")
         launch = build({})  # the job's directory is made when it runs
         shown = {name: "..." if name in job.forwarded else value for name, value in launch.variables.items()}
-        output.say(describe_launch(replace(launch, variables=shown)))  # a value of -x may be a secret
+        output.say(format_shell_line(replace(launch, variables=shown)))  # a value of -x may be a secret
     return runner
 
 

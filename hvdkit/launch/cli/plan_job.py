@@ -111,6 +111,12 @@ def plan_job(
         networks=networks,
         tcp=options.tcp,
         elastic=config.elastic,
+        logs=options.output_filename or "",
+        verbose=options.verbose,
+        start_timeout_s=options.start_timeout,
+        save_timeout_s=options.save_timeout,
+        metrics_port=options.metrics_port,
+        rank_variables=not options.wrap,  # a script for one process is to see one process
     )
 
 

@@ -1,22 +1,33 @@
-"""The hosts on which a job can be started: all that there are, except lost ones and those that do not answer."""
+"""The hosts on which a job can be started: all that there are, except lost ones and those that do not answer.
+
+A script of the user may tell which there are: it prints `host:slots` lines, as for Horovod.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import random
-import subprocess
+import shlex
+import shutil
+import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.hostfiles import Host, settle_slots
+from hvdkit.launch.hostfiles.grammars import content_lines, parse_numbered, read_lines
 from hvdkit.launch.plan import resolve_hosts
 from hvdkit.launch.plan.job import total_slots
 from hvdkit.launch.plan.resolve_hosts import count_cores, is_local
 
 Hosts = tuple[Host, ...]
 
-_ANSWER_S = 15.0
+_SCRIPT_S, _SSH_S, _DRAINED_S = 20.0, 15.0, 1.0
+_LONGEST = 1 << 20
+_SHOWN = 3
 _PROBES_AT_ONCE = 16
 _UNREACHABLE_S = (5.0, 60.0)  # a host that does not answer may be starting up
 _CHECK_S = 1.0
@@ -111,8 +122,6 @@ class HostPool:
             self._say_once(f"{error} hvdrun continues with the hosts that it knows.")
             return
         if found != self._discovered:
-            import asyncio
-
             resolve_hosts.resolve.cache_clear()
             # The name service and ssh may take seconds, in which the job is to be supervised.
             known = [host for host in found if await asyncio.to_thread(resolve_hosts.is_known, host)]
@@ -126,8 +135,6 @@ class HostPool:
 
 async def _probe(hosts: Sequence[Host], answers: Callable[[Host], Awaitable[bool]]) -> set[str]:
     """The names of the hosts that answer."""
-    import asyncio  # slow to load, and hvdrun --help gets here
-
     turns = asyncio.Semaphore(_PROBES_AT_ONCE)
 
     async def probe(host: Host) -> bool:
@@ -140,26 +147,13 @@ async def _probe(hosts: Sequence[Host], answers: Callable[[Host], Awaitable[bool
 
 def probe_over_ssh(options: Sequence[str]) -> Callable[[Host], Awaitable[bool]]:
     """Make a function that tries to log in to a host. options: of ssh."""
-    import asyncio
 
     async def answers(host: Host) -> bool:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *("ssh", *options, "--", host.login, "true"),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            status, _ = await _run(("ssh", *options, "--", host.login, "true"), None, _SSH_S, reads=False)
         except OSError:
             return False
-        try:
-            return await asyncio.wait_for(process.wait(), _ANSWER_S) == 0
-        except asyncio.TimeoutError:
-            return False
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        return status == 0
 
     return answers
 
@@ -169,29 +163,20 @@ def count_slots(hosts: Hosts) -> int | None:
     return total_slots(hosts, {host.name: count_cores() for host in hosts if is_local(host)})
 
 
-def describe_slots(hosts: Hosts, min_ranks: int) -> str:
-    """Say how many slots there are, of how many."""
-    slots = count_slots(hosts) or 0
-    return (
-        f"there {'are' if slots != 1 else 'is'} {slots} slot{'s' * (slots != 1)}, and {min_ranks} are needed (--min-np)"
-    )
-
-
 async def wait_for_slots(
     find: Callable[[], Awaitable[Hosts]],
     choose: Callable[[Hosts], int],
     *,
+    min_ranks: int,
     wait_s: float,
-    may_grow: Callable[[], bool],
-    on_wait: Callable[[Hosts], None],
+    say: Callable[[str], None],
+    may_grow: Callable[[], bool] = lambda: True,
 ) -> tuple[Hosts, int] | None:
     """Wait until there are hosts for a job; returns them and the ranks on them, None after `wait_s`.
 
-    choose: the number of ranks for these hosts, 0 if they are too few. may_grow: may there be others later? on_wait:
-    called once when the wait begins.
+    choose: the number of ranks for these hosts, 0 if they are fewer than min_ranks. say: prints a line. may_grow: may
+    there be others later?
     """
-    import asyncio
-
     clock = asyncio.get_running_loop().time
     deadline, waiting = clock() + wait_s, False
     while True:
@@ -201,6 +186,117 @@ async def wait_for_slots(
         if clock() >= deadline or not may_grow():
             return None
         if not waiting:
-            waiting = True
-            on_wait(hosts)
+            waiting, slots = True, count_slots(hosts) or 0
+            say(
+                f"there {'are' if slots != 1 else 'is'} {slots} slot{'s' * (slots != 1)}, and {min_ranks} are needed "
+                f"(--min-np): waiting up to {wait_s:g} s for more (--elastic-timeout)."
+            )
         await asyncio.sleep(_CHECK_S)
+
+
+class Discovery:
+    """The script, which find_hosts() runs anew each time.
+
+    script: its path, or a command line; no shell reads it. slots: of hosts for which it prints no number; None if a
+    number is required. environ: its variables.
+    Raises LaunchError if there is no such program.
+    """
+
+    def __init__(self, script: str, slots: int | None, environ: Mapping[str, str]) -> None:
+        self._script, self._slots, self._environ = script, slots, environ
+        self._words = split_script(script, environ.get("PATH", os.defpath))
+
+    async def find_hosts(self) -> tuple[Host, ...]:
+        """Run the script; returns its hosts. Raises LaunchError if it fails, or takes too long."""
+        try:
+            status, printed = await _run(self._words, self._environ, _SCRIPT_S)
+        except (OSError, ValueError) as error:
+            raise LaunchError(
+                f"{self._what} cannot be started: {error}. Its first line must name its interpreter, such as #!/bin/sh."
+            ) from None
+        if status is None:
+            raise LaunchError(f"{self._what} did not end within {_SCRIPT_S:g} s. It must print the hosts and end.")
+        if len(printed) > _LONGEST:
+            raise LaunchError(f"--host-discovery-script printed over {_LONGEST} bytes. Print one host:slots per line.")
+        if status:
+            raise LaunchError(f"{self._what} ended with exit code {status}. Run it by hand to see why.")
+        return parse_discovered(printed.decode(errors="replace"), self._what, self._slots)
+
+    @property
+    def _what(self) -> str:
+        return f"--host-discovery-script {self._script}"
+
+
+def split_script(script: str, path: str) -> tuple[str, ...]:
+    """The program and its arguments. path: where it is looked for. Raises LaunchError if there is no such program."""
+    try:
+        words = (script,) if os.path.isfile(script) else tuple(shlex.split(script))
+    except ValueError as error:
+        raise LaunchError(
+            f"--host-discovery-script {script!r} cannot be split into words: {error}. Check the quotes."
+        ) from None
+    program = words[0] if words else ""
+    found = os.path.abspath(program) if os.path.isfile(program) else shutil.which(program, path=path)
+    if not found:
+        raise LaunchError(f"--host-discovery-script {script!r}: no such program. Check the path.")
+    if not os.access(found, os.X_OK):
+        raise LaunchError(f"--host-discovery-script {script!r} is not executable. Run: chmod +x {shlex.quote(program)}")
+    return found, *words[1:]
+
+
+def parse_discovered(text: str, what: str, slots: int | None) -> tuple[Host, ...]:
+    """Parse the hosts that a script printed, which may be none.
+
+    what: the script, for messages. slots: of hosts without a number; None if a number is required.
+    Raises LaunchError for names and numbers that are not allowed: names end up on command lines.
+    """
+    reading = read_lines(content_lines(text), parse_numbered)
+    problems = [f"line {line}: {why}" for line, why in reading.problems]
+    hosts = settle_slots(reading.hosts, slots)
+    if any(host.slots is None for host in hosts):
+        problems.append("a host has no number of slots: print host:slots, or give --slots-per-host")
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise LaunchError(f"{what} printed lines that cannot be used: {'; '.join(problems[:_SHOWN])}{more}.")
+    return hosts
+
+
+async def _run(
+    words: Sequence[str], environ: Mapping[str, str] | None, timeout_s: float, *, reads: bool = True
+) -> tuple[int | None, bytes]:
+    """Run a program; returns its exit code, None if it did not end in time, and what it has printed if that is read.
+
+    It is killed, with what it has started, after that time or if it prints more than _LONGEST bytes. Raises OSError and
+    ValueError if it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        env=None if environ is None else dict(environ),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE if reads else asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    reading = asyncio.ensure_future(_read(process))
+    try:
+        # Not wait_for(): before Python 3.12 it loses a cancellation, and so Ctrl-C, that comes as the program ends.
+        done, _ = await asyncio.wait({reading}, timeout=timeout_s)
+        return (process.returncode or 0, reading.result()) if done else (None, b"")
+    finally:
+        reading.cancel()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.communicate(), _DRAINED_S)
+
+
+async def _read(process: asyncio.subprocess.Process) -> bytes:
+    """Read the output of a process until it ends, or is too long."""
+    data = b""
+    while process.stdout is not None and (block := await process.stdout.read(1 << 16)):
+        data += block
+        if len(data) > _LONGEST:
+            return data
+    await process.wait()
+    return data

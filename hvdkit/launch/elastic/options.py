@@ -7,22 +7,18 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hvdkit.config import Config, read_config
 from hvdkit.errors import LaunchError
-from hvdkit.launch.elastic.host_pool import (
-    Blacklist,
-    HostPool,
-    count_slots,
-    describe_slots,
-    probe_over_ssh,
-    wait_for_slots,
-)
 from hvdkit.launch.elastic.restart_policy import RestartPolicy, choose_ranks
 from hvdkit.launch.hostfiles import FoundHosts
 from hvdkit.launch.launchers import job_ssh_options
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
+
+if TYPE_CHECKING:
+    from hvdkit.launch.elastic.host_pool import HostPool
 
 _UNLIMITED = 10**6
 _WAIT_S = 600.0
@@ -90,24 +86,20 @@ def find_discovered(options: argparse.Namespace, environ: Mapping[str, str]) -> 
     """
     if options.hosts is not None or options.hostfile is not None:
         raise LaunchError("--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.")
-    import asyncio
+    import asyncio  # slow to load, as host_pool is with it, and hvdrun --help gets here
 
-    from hvdkit.launch.elastic.discovery import Discovery
+    from hvdkit.launch.elastic.host_pool import Discovery, count_slots, wait_for_slots
 
     discovery = Discovery(options.host_discovery_script, options.slots_per_host, environ)
     config = read_config({**environ, **options.settings})
-    policy = _build_restart_policy(options, config, options.ranks or config.min_np or 1, _UNLIMITED)
+    policy = plan_restart_policy(options, config, options.ranks or config.min_np or 1, _UNLIMITED)
     found = asyncio.run(
         wait_for_slots(
             discovery.find_hosts,
             lambda hosts: choose_ranks(count_slots(hosts), policy),
+            min_ranks=policy.min_ranks,
             wait_s=policy.wait_s,
-            may_grow=lambda: True,
-            on_wait=lambda hosts: print(
-                f"hvdrun: {describe_slots(hosts, policy.min_ranks)}: waiting up to {policy.wait_s:g} s for more "
-                "(--elastic-timeout).",
-                file=sys.stderr,
-            ),
+            say=lambda line: print(f"hvdrun: {line}", file=sys.stderr),
         )
     )
     if found is None:
@@ -119,27 +111,29 @@ def find_discovered(options: argparse.Namespace, environ: Mapping[str, str]) -> 
     return FoundHosts(hosts, f"--host-discovery-script {options.host_discovery_script}", ranks=ranks)
 
 
-def _build_restart_policy(options: argparse.Namespace, config: Config, min_ranks: int, max_ranks: int) -> RestartPolicy:
-    if options.host_discovery_script is not None:
-        max_ranks = max(min_ranks, config.max_np or options.ranks or _UNLIMITED)
-    wait_s = _WAIT_S if options.elastic_timeout is None else options.elastic_timeout
-    return RestartPolicy(min_ranks, max_ranks, max_restarts=options.reset_limit, wait_s=wait_s)
-
-
-def plan_restart_policy(options: argparse.Namespace, job: Job) -> RestartPolicy:
-    """On which conditions a job is started again."""
-    config = job.config
-    policy = _build_restart_policy(options, config, max(1, config.min_np), job.ranks)
+def plan_restart_policy(
+    options: argparse.Namespace, config: Config, min_ranks: int, max_ranks: int, *, ranks_survive: bool = False
+) -> RestartPolicy:
+    """On which conditions a job is started again. max_ranks: without a script that finds hosts."""
     discovers = options.host_discovery_script is not None
-    saves = bool(config.elastic_checkpoints)
-    return replace(policy, ranks_survive=job.elastic, saves=saves, discovers=discovers)
+    if discovers:
+        max_ranks = max(min_ranks, config.max_np or options.ranks or _UNLIMITED)
+    return RestartPolicy(
+        min_ranks,
+        max_ranks,
+        max_restarts=options.reset_limit,
+        wait_s=_WAIT_S if options.elastic_timeout is None else options.elastic_timeout,
+        ranks_survive=ranks_survive,
+        checkpoints=config.elastic_checkpoints,
+        discovers=discovers,
+    )
 
 
 def plan_host_pool(
     options: argparse.Namespace, environ: Mapping[str, str], job: Job, ssh: bool, say: Callable[[str], None]
 ) -> HostPool:
     """The hosts on which a job is started again. ssh: ranks are started over it. say: prints a line."""
-    from hvdkit.launch.elastic.discovery import Discovery
+    from hvdkit.launch.elastic.host_pool import Blacklist, Discovery, HostPool, probe_over_ssh
 
     script, cooldown = options.host_discovery_script, options.blacklist_cooldown_range
     return HostPool(

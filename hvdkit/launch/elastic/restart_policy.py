@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdkit.launch.job.outcome import JobResult, Outcome
 from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.plan.job import name_host
 
 #: Attempts in a row that saved nothing, after which a job is given up: what ended them would end the next one.
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
@@ -21,7 +22,7 @@ class RestartPolicy:
     max_restarts: int | None = None  # None for any number
     wait_s: float = 600.0  # for slots, while there are fewer than min_ranks
     ranks_survive: bool = False  # ranks continue when others die: only a job that is lost as a whole is restarted
-    saves: bool = False  # ranks keep commits on a disk
+    checkpoints: str = ""  # the folder where ranks keep commits; "" for none
     discovers: bool = False  # a script finds the hosts, so one that cannot be reached is not a mistake of the user
 
 
@@ -46,7 +47,7 @@ def give_up_reason(attempts: Sequence[Attempt], policy: RestartPolicy) -> str | 
     )
     if not restartable:
         return ""
-    resumes = policy.saves and any(attempt.joined for attempt in attempts)
+    resumes = bool(policy.checkpoints) and any(attempt.joined for attempt in attempts)
     if policy.ranks_survive and outcome is Outcome.RANK_DIED and not resumes:
         return ""
     if policy.max_restarts is not None and restarts >= policy.max_restarts:
@@ -82,9 +83,3 @@ def find_lost_hosts(ranks: Ranks, outcome: Outcome, planned: Sequence[tuple[str,
         present = {name_host(rank, reported, planned) for rank in ranks.hosts}
         return missing - present - {""} if present else set()
     return {name_host(rank, reported, planned) for rank, host in reported.items() if host in ranks.lost_hosts}
-
-
-def name_host(rank: int, reported: Mapping[int, str], planned: Sequence[tuple[str, int]]) -> str:
-    """The name of a rank's host in the plan, else the one that it reports; "" if neither is known."""
-    names = [name for name, count in planned for _ in range(count)]
-    return names[rank] if rank < len(names) else reported.get(rank, "")

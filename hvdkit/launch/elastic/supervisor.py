@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launch.elastic.host_pool import HostPool, Hosts, count_slots, describe_slots, wait_for_slots
+from hvdkit.launch.elastic.host_pool import HostPool, Hosts, count_slots, wait_for_slots
 from hvdkit.launch.elastic.restart_policy import (
     Attempt,
     RestartPolicy,
@@ -18,13 +18,13 @@ from hvdkit.launch.elastic.restart_policy import (
     choose_ranks,
     find_lost_hosts,
     give_up_reason,
-    name_host,
 )
 from hvdkit.launch.hostfiles import format_hosts
 from hvdkit.launch.job.outcome import Outcome
 from hvdkit.launch.job.output import Interruption, Output
 from hvdkit.launch.job.ranks import count_ranks
 from hvdkit.launch.job.runner import Runner
+from hvdkit.launch.plan.job import name_host
 
 _CHECK_S = 1.0
 #: Checks in a row that must agree: a script may fail once; and the ranks of an elastic job first replace each other.
@@ -45,7 +45,6 @@ class JobSupervisor:
     pool: HostPool  # for later attempts
     output: Output
     interruption: Interruption  # of the runners too
-    checkpoints: str = ""  # the folder where ranks keep commits; "" for none
     _attempts: list[Attempt] = field(default_factory=list)
     _asked_to_save: bool = False
 
@@ -87,7 +86,7 @@ class JobSupervisor:
 
     def _exclude_lost(self, runner: Runner, outcome: Outcome, allocation: Allocation) -> set[str]:
         """Exclude hosts that were lost; returns those of the allocation that need not be probed."""
-        lost = find_lost_hosts(runner.ranks, outcome, runner.options.planned)
+        lost = find_lost_hosts(runner.ranks, outcome, runner.job.planned)
         self.pool.exclude(lost)
         if outcome is Outcome.MISSING_RANKS:
             self.pool.probe_again()
@@ -120,13 +119,13 @@ class JobSupervisor:
 
     def _is_better(self, runner: Runner, hosts: Hosts, ranks: int) -> bool:
         """Whether the job would have more ranks on these hosts, or is on a host that is not one of them."""
-        removed = self._used_hosts(runner) - {host.name for host in hosts} if runner.options.planned else set()
+        removed = self._used_hosts(runner) - {host.name for host in hosts} if runner.job.planned else set()
         return bool(ranks) and (ranks > len(runner.ranks.expected) or bool(removed))
 
     @staticmethod
     def _used_hosts(runner: Runner) -> set[str]:
         hosts = runner.ranks.hosts
-        return {name_host(rank, hosts, runner.options.planned) for rank in hosts}
+        return {name_host(rank, hosts, runner.job.planned) for rank in hosts}
 
     def _choose_ranks(self, hosts: Hosts) -> int:
         """The number of ranks for these hosts, 0 if they are too few; without hosts, on this machine, any number."""
@@ -137,12 +136,10 @@ class JobSupervisor:
         allocation = await wait_for_slots(
             lambda: self.pool.find(trusted),
             self._choose_ranks,
+            min_ranks=self.policy.min_ranks,
             wait_s=self.policy.wait_s,
+            say=self.output.say,
             may_grow=lambda: not self.interruption.number and self.pool.may_change,
-            on_wait=lambda hosts: self.output.say(
-                f"{describe_slots(hosts, self.policy.min_ranks)}: waiting up to {self.policy.wait_s:g} s for more "
-                "(--elastic-timeout)."
-            ),
         )
         return None if self.interruption.number else allocation
 
@@ -170,5 +167,5 @@ class JobSupervisor:
     @property
     def _has_checkpoint(self) -> bool:
         return any(attempt.checkpointed for attempt in self._attempts) or bool(
-            self.checkpoints and CheckpointDirectory(self.checkpoints).numbers()
+            self.policy.checkpoints and CheckpointDirectory(self.policy.checkpoints).numbers()
         )

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.keepalive import disable_session_timeouts
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.ranks import Phase, Ranks, count_ranks, describe_loss, name_rank
+from hvdkit.launch.plan.job import Job
+from hvdkit.launch.plan.registration import StartOrders
 from hvdkit.launcher_channel import FAILED, LOST
 
 
 class Survivors:
-    """The part of the runner that only elastic jobs have.
+    """The part of the runner that only elastic jobs need.
 
-    min_ranks: with fewer ranks the job ends; 0 if it ends with any rank. hang_timeout_s: see find_hanging. plan: the
-    start orders of ranks, see plan_start_orders. say: prints a line.
-    too_few: fewer than `min_ranks` are left. cut_off: ranks were lost without mpirun noticing.
+    plan: the start orders of ranks, see plan_start_orders. say: prints a line.
+    too_few: fewer ranks than --min-np are left. cut_off: ranks were lost without mpirun noticing.
+    hang_timeout_s: see find_hanging.
     """
 
     def __init__(
         self,
         ranks: Ranks,
         control: ControlServer,
-        *,
-        min_ranks: int,
-        hang_timeout_s: float,
-        plan: Callable[[list[int]], Mapping[int, Mapping[str, Any]]],
+        job: Job,
+        plan: Callable[[Iterable[int]], StartOrders],
         say: Callable[[str], None],
     ) -> None:
         self._ranks, self._control, self._plan, self._say = ranks, control, plan, say
-        self._min_ranks, self._hang_timeout_s = min_ranks, hang_timeout_s
+        self._min_ranks = max(1, job.config.min_np) if job.elastic else 0  # 0: the job ends with any rank
+        self.hang_timeout_s = job.config.elastic_patience_s if job.config.elastic else 0.0
         self.too_few = self.cut_off = False
         self._keepalive_problem = ""
 
@@ -78,7 +78,7 @@ class Survivors:
                 self._control.send_all(wire.EVENT, f"{FAILED}{rank}\n".encode())
             elif not self._comes_late(rank):
                 self._ranks.take_in(rank)
-                self._control.release({rank: self._plan(sorted(self._ranks.expected))[rank]})
+                self._control.release({rank: self._plan(sorted(self._ranks.expected)).by_rank[rank]})
                 host = self._ranks.states[rank].host
                 self._say(f"rank {rank} starts on {host}, in place of a lost rank.")
         for rank, arrival in self._control.arrivals.items():
@@ -86,7 +86,7 @@ class Survivors:
             if arrival.joins and not state.joined and state.phase is not Phase.LEFT_BEHIND and self._comes_late(rank):
                 self._control.send(rank, wire.STOP)
                 self._ranks.continue_without(rank)
-        hanging = find_hanging(self._ranks, self._hang_timeout_s)
+        hanging = find_hanging(self._ranks, self.hang_timeout_s)
         for rank in sorted(hanging):
             state = self._ranks.states[rank]
             if state.killed_by_hvdrun:

@@ -42,6 +42,7 @@ class FoundHosts:
 
     source: the file, -H or the scheduler's job, for messages.
     notes: messages about how they were read, each of one or more sentences.
+    slots_note: one that matters only if the user has not set the slots; "" for none.
     ranks: number of tasks that the scheduler's job has; None for one on each slot.
     more: how to get more slots from this source; "" for no special advice.
     allocated: from a scheduler's allocation (or the launcher pod of an MPIJob), not from the command line.
@@ -55,6 +56,7 @@ class FoundHosts:
     more: str = ""
     allocated: bool = False
     interface: str = ""
+    slots_note: str = ""
 
 
 def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
@@ -76,6 +78,11 @@ def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
 def settle_slots(hosts: Iterable[Host], slots: int | None) -> tuple[Host, ...]:
     """Set the slots of every host without slots; None leaves them at the number of its cores."""
     return tuple(host if host.slots is not None else replace(host, slots=slots) for host in hosts)
+
+
+def set_slots(hosts: Iterable[Host], slots: int) -> tuple[Host, ...]:
+    """Set the slots of every host."""
+    return tuple(replace(host, slots=slots) for host in hosts)
 
 
 def format_hosts(hosts: Iterable[Host], most: int = 6) -> str:

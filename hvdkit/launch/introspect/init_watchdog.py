@@ -79,8 +79,8 @@ class InitWaits:
 class InitWatchdog:
     """Reports waits in hvd.init(), and ends the job when one has been too long.
 
-    take_stacks: what the processes of each rank do, see QueryServer.take_stacks(). say: prints a line.
-    changed: called when `given_up` was set. job: its name.
+    take_stacks: what the processes of each rank do, see ControlServer.take_stacks(). say: prints a line.
+    changed: called when `given_up` was set. describe: describes the job, with its name.
     given_up: the report on a wait that was too long; () while none was.
     """
 
@@ -90,9 +90,10 @@ class InitWatchdog:
         take_stacks: Callable[[], Awaitable[Mapping[int, Any]]],
         say: Callable[[str], None],
         changed: Callable[[], None],
-        job: str,
+        describe: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._ranks, self._take_stacks, self._say, self._changed, self._job = ranks, take_stacks, say, changed, job
+        self._ranks, self._take_stacks, self._describe = ranks, take_stacks, describe
+        self._say, self._changed = say, changed
         self._waits = InitWaits(ranks)
         self._reporting: asyncio.Task[None] | None = None
         self.given_up: tuple[str, ...] = ()
@@ -116,7 +117,8 @@ class InitWatchdog:
         return self._reporting is not None and not self._reporting.done()
 
     async def _report(self, wait: InitWait) -> None:
-        command = f"For the stacks of all ranks run `hvdkit stacks {self._job}` on {socket.gethostname()}."
+        job, host = self._describe()["name"], socket.gethostname()
+        command = f"For the stacks of all ranks run `hvdkit stacks {job}` on {host}."
         lines = (*describe_wait(wait, self._ranks, await self._take_stacks()), command)
         if not wait.over:
             for line in lines:

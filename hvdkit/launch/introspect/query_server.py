@@ -13,32 +13,32 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.control import parse_report, parse_stacks
+from hvdkit.launch.job.authenticated_server import ChangeEvent
+from hvdkit.launch.job.control import parse_report
 
-_ANSWER_S = 4.0  # of agents; each needs less than two seconds
+_ANSWER_S = 4.0
 _LONGEST = 1 << 16
 
 
 class QueryServer:
-    """Answers queries; those about the ranks with the help of their agents.
+    """Answers queries.
 
-    describe: describes the job. ask: sends a query's number to all agents, and returns their ranks.
+    describe: describes the job. take_stacks: see ControlServer.take_stacks().
     """
 
-    def __init__(self, describe: Callable[[], Mapping[str, Any]], ask: Callable[[bytes], list[int]]) -> None:
-        self._describe, self._ask = describe, ask
+    def __init__(
+        self, describe: Callable[[], Mapping[str, Any]], take_stacks: Callable[[], Awaitable[Mapping[int, Any]]]
+    ) -> None:
+        self._describe, self._take_stacks = describe, take_stacks
         self._server: asyncio.Server | None = None
-        self._pending: dict[int, dict[int, Any]] = {}
-        self._count = 0
-        self._answered = asyncio.Event()
         self._ended = asyncio.Event()
         self._code = 0
+        self._answered = ChangeEvent()
         self._waiting: set[asyncio.StreamWriter] = set()  # for the exit code
 
     async def open(self, folder: str) -> None:
@@ -50,19 +50,12 @@ class QueryServer:
         if self._server is not None:
             self._server.close()
 
-    def receive_stacks(self, rank: int, payload: bytes) -> None:
-        """Take the answer of an agent. Raises ValueError for a malformed one."""
-        query, processes = parse_stacks(payload)
-        if query in self._pending:
-            self._pending[query][rank] = processes
-            self._answered.set()
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             query = parse_report(await asyncio.wait_for(reader.readline(), _ANSWER_S))
             answer: dict[str, Any] = {"job": self._describe()}
             if query.get("ask") == "stacks":
-                answer["ranks"] = await self.take_stacks()
+                answer["ranks"] = await self._take_stacks()
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
             if query.get("ask") == "stop":
@@ -71,15 +64,13 @@ class QueryServer:
             pass  # not a command of hvdkit, or it has disconnected
         finally:
             self._waiting.discard(writer)
+            self._answered.set()
             writer.close()
 
     async def _stop(self, writer: asyncio.StreamWriter, number: signal.Signals) -> None:
         self._waiting.add(writer)
-        unhandled = signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler
-        while signal.getsignal(number) in unhandled and not self._ended.is_set():  # hvdrun is starting
-            await asyncio.sleep(0.05)
         if not self._ended.is_set():
-            signal.raise_signal(number)
+            signal.raise_signal(number)  # Interruption handles it, since before this server was opened
         await self._ended.wait()
         writer.write(json.dumps({"code": self._code}).encode() + b"\n")
         await writer.drain()
@@ -88,23 +79,7 @@ class QueryServer:
         """Send the exit code of the job to the commands that wait for it."""
         self._code = code
         self._ended.set()
-        deadline = time.monotonic() + _ANSWER_S
-        while self._waiting and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-
-    async def take_stacks(self) -> dict[int, Any]:
-        """Take the stacks of the processes of each rank; None for a rank whose agent does not answer."""
-        self._count += 1
-        number, answers = self._count, self._pending.setdefault(self._count, {})
-        asked = self._ask(str(number).encode())
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _ANSWER_S
-        while len(answers) < len(asked) and (left := deadline - loop.time()) > 0:
-            self._answered.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), left)
-        del self._pending[number]
-        return {rank: answers.get(rank) for rank in asked}
+        await self._answered.wait_until(lambda: not self._waiting, _ANSWER_S)
 
 
 def query_job(folder: str, query: str) -> dict[str, Any]:

@@ -34,6 +34,19 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NOT_OWN = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
+class ChangeEvent(asyncio.Event):
+    """Is set whenever something has changed that others may wait for."""
+
+    async def wait_until(self, true: Callable[[], bool], seconds: float) -> None:
+        """Wait until a condition is true, which is checked after each change, but at most so long."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        while not true() and (left := deadline - clock()) > 0:
+            self.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.wait(), left)
+
+
 class Channel:
     """A connection after its handshake. rank: of the other side, by its word."""
 
@@ -87,7 +100,7 @@ class AuthenticatedServer:
         self._accepting: list[asyncio.Task[None]] = []
         self._handshakes: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
         self._serving: set[asyncio.Task[None]] = set()
-        self._fewer = asyncio.Event()
+        self._fewer = ChangeEvent()
 
     def listen_unix(self, path: str) -> None:
         """Listen at a Unix socket. To be called, as all methods, by the loop's thread or before the loop runs."""
@@ -150,9 +163,7 @@ class AuthenticatedServer:
             if left <= 0:
                 self._drop_oldest(1)
                 left = _GRACE_S
-            self._fewer.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._fewer.wait(), left)
+            await self._fewer.wait_until(lambda: len(self._handshakes) < self._most, left)
 
     def _drop_oldest(self, count: int) -> None:
         for task in list(self._handshakes)[:count]:

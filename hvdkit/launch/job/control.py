@@ -19,6 +19,7 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.job.authenticated_server import (
     HANDSHAKES,
     AuthenticatedServer,
+    ChangeEvent,
     Channel,
     raise_file_limit,
     time_limit,
@@ -67,6 +68,7 @@ def parse_processes(processes: object) -> list[dict[str, Any]]:
 
 
 _FIRST_FRAME_S = 20.0
+_STACKS_S = 4.0  # agents need less than two seconds
 
 
 @dataclass
@@ -80,15 +82,18 @@ class ControlServer:
 
     ranks: Ranks
     on_output: Callable[[int, bool, bytes], None]  # takes (rank, is it stderr, data)
-    on_change: Callable[[], None]  # called after each registration, start, event, end and loss of a rank
-    on_stacks: Callable[[int, bytes], None]  # takes (rank, the answer of its agent to a request for stacks)
     elastic: bool = False  # other ranks may start ranks later
+    #: Set after each registration, start, event, end and loss of a rank.
+    changed: ChangeEvent = field(default_factory=ChangeEvent)
     variables: dict[str, str] = field(default_factory=dict)  # with which agents find this server
     connected: dict[int, Channel] = field(default_factory=dict)
     arrivals: dict[int, Registration] = field(default_factory=dict)  # by rank; an agent then waits for release()
     orders: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by rank, what release() has sent
     problem: str = ""  # why an agent was turned away, as a sentence; "" if none was
     restore_files: Callable[[], None] | None = None  # for child processes, see raise_file_limit
+    _stacks: dict[int, dict[int, Any]] = field(default_factory=dict)  # by query and rank
+    _queries: int = 0
+    _answered: ChangeEvent = field(default_factory=ChangeEvent)
     _ending: bool = False
     _server: AuthenticatedServer | None = None
 
@@ -146,6 +151,15 @@ class ControlServer:
             self.send(rank, kind, payload)
         return sorted(self.connected)
 
+    async def take_stacks(self) -> dict[int, Any]:
+        """Take the stacks of the processes of each rank; None for a rank whose agent does not answer."""
+        self._queries += 1
+        query, answers = self._queries, self._stacks.setdefault(self._queries, {})
+        asked = self.send_all(wire.ASK, str(query).encode())
+        await self._answered.wait_until(lambda: len(answers) == len(asked), _STACKS_S)
+        del self._stacks[query]
+        return {rank: answers.get(rank) for rank in asked}
+
     async def _serve(self, channel: Channel) -> None:
         rank = None
         try:
@@ -166,7 +180,7 @@ class ControlServer:
             if rank is not None:
                 del self.connected[rank]
                 self.ranks.lose(rank)
-                self.on_change()
+                self.changed.set()
 
     async def _watch_heartbeat(self, channel: Channel) -> None:
         """Close the connection of a rank whose host does not answer; an agent that ends reports that itself."""
@@ -192,12 +206,12 @@ class ControlServer:
             return None
         if problem:
             self.problem = self.problem or problem
-            self.on_change()
+            self.changed.set()
             return None
         self.connected[arrival.rank] = channel
         self.arrivals[arrival.rank] = arrival
         self.ranks.register(arrival.rank, arrival.host, replaces=arrival.joins)
-        self.on_change()
+        self.changed.set()
         return arrival.rank
 
     def _dispatch(self, rank: int, kind: bytes, payload: bytes) -> None:
@@ -205,17 +219,20 @@ class ControlServer:
             self.on_output(rank, kind == wire.STDERR, payload)
         elif kind == wire.START:
             self.ranks.start(rank, parse_start(payload))
-            self.on_change()
+            self.changed.set()
         elif kind == wire.STACKS:
-            self.on_stacks(rank, payload)
+            query, processes = parse_stacks(payload)
+            if query in self._stacks:
+                self._stacks[query][rank] = processes
+                self._answered.set()
         elif kind == wire.EVENT:
             self.ranks.hear(rank, payload.decode(errors="replace").split())
-            self.on_change()
+            self.changed.set()
         elif kind == wire.PAUSE:
             self.ranks.pause(rank, int(payload))
-            self.on_change()
+            self.changed.set()
         elif kind == wire.END:
             self.ranks.end(rank, parse_end(payload))
             if self._ending:
                 self.send(rank, wire.BYE)
-            self.on_change()
+            self.changed.set()

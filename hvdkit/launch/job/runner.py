@@ -10,13 +10,11 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
-from hvdkit.launch.elastic.restart_policy import name_host
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
@@ -26,8 +24,8 @@ from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_outp
 from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
-from hvdkit.launch.plan.job import Job, Launch, format_shell_line
-from hvdkit.launch.plan.registration import Registration, StartOrders, check_layout, plan_start_orders
+from hvdkit.launch.plan.job import Job, Launch
+from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
 
 # A failed rank and those that notice it report within milliseconds; if only those have, the cause gets a second.
@@ -37,24 +35,6 @@ _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
 _ESCALATION = ((signal.SIGTERM, 0.5), (signal.SIGINT, 0.1), (signal.SIGINT, 0.4), (signal.SIGKILL, 1.0))
 _SAVED_END_S, _CHECK_S = 5.0, 1.0
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """What a job is to be, and its limits."""
-
-    job: Job
-    addresses: tuple[str, ...] = ()  # of this host, as other hosts reach it; () if all ranks are on this host
-    planned: tuple[tuple[str, int], ...] = ()  # (host, ranks) in the order of ranks; () if the user decides otherwise
-    slots: Mapping[str, int] = field(default_factory=dict)  # of the planned hosts, where replacements may start
-    logs: str = ""  # the folder of the ranks' logs
-    verbose: bool = False  # report every start, and show the output of the launcher at once
-    start_timeout_s: float = 60.0  # for all ranks to start
-    save_timeout_s: float = 25.0  # for ranks that handle SIGTERM to save and end
-    min_ranks: int = 0  # with which the job continues when others die; 0 to end it with the first failure
-    hang_timeout_s: float = 0.0  # see survivors.find_hanging; 0 for no limit
-    metrics_port: int | None = None  # for Prometheus, on this host's loopback address; 0 for any; None for no such port
-    rank_variables: bool = True  # give the ranks the variables of torchrun, Keras and JAX
 
 
 class Runner:
@@ -67,28 +47,29 @@ class Runner:
     def __init__(
         self,
         build: Callable[[Mapping[str, str], str], Launch],
-        options: JobOptions,
+        job: Job,
         output: Output,
         interruption: Interruption,
     ) -> None:
-        self.options, self.output = options, output
+        self.job, self.output = job, output
         self._interruption = interruption
-        self.ranks = Ranks(options.job.ranks)
+        self.ranks = Ranks(job.ranks)
         self._build = build
-        self._changed = asyncio.Event()
-        self._queries = QueryServer(self._describe, lambda query: self._control.send_all(wire.ASK, query))
-        self._control = ControlServer(
-            self.ranks, self._write, self._changed.set, self._queries.receive_stacks, elastic=options.min_ranks > 0
-        )
+        self._control = ControlServer(self.ranks, self._write, elastic=job.elastic)
+        self._changed = self._control.changed
+        self._queries = QueryServer(self._describe, self._control.take_stacks)
         self._metrics = MetricsServer(self.ranks, self._describe)
-        self._survivors: Survivors | None = None
+        self._survivors = Survivors(self.ranks, self._control, job, self._plan_orders, output.say)
+        self._init_watchdog = InitWatchdog(
+            self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
+        )
         self._name = ""
         self._since = time.time()
         self._started = self._ending = self._late = self._failed = False
         self._refused = ""
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
-            output, at_once=options.verbose, wanted=lambda: not self._ending and not self.ranks.failures
+            output, at_once=job.verbose, wanted=lambda: not self._ending and not self.ranks.failures
         )
         self._reported_starts: set[int] = set()
         self._reported_pauses: set[int] = set()
@@ -104,31 +85,19 @@ class Runner:
         """Print how the job ended."""
         for line in result.lines:
             self.output.say(line)
-        if self.options.verbose and not result.code:
+        if self.job.verbose and not result.code:
             who = "the remaining ranks" if self.ranks.left_behind else f"all {self.ranks.size} ranks"
             self.output.say(f"{who} ended with exit code 0.")
 
     async def run_once(self) -> JobResult:
         """Run the job, until it ends or the interruption, which the caller has handled, asks for that."""
         self._interruption.on_signal = self._changed.set
-        if self.options.min_ranks or self.options.hang_timeout_s:
-            self._survivors = Survivors(
-                self.ranks,
-                self._control,
-                min_ranks=self.options.min_ranks,
-                hang_timeout_s=self.options.hang_timeout_s,
-                plan=lambda ranks: self._plan_orders({rank: self._control.arrivals[rank] for rank in ranks}).by_rank,
-                say=self.output.say,
-            )
         folder = RuntimeDirectory()
         self._name = folder.name
-        self._init_watchdog = InitWatchdog(
-            self.ranks, self._queries.take_stacks, self.output.say, self._changed.set, folder.name
-        )
         try:
-            await self._control.open(self.options.addresses, folder.path)
+            await self._control.open(self.job.addresses, folder.path)
             await self._queries.open(folder.path)
-            await self._metrics.open(self.options.metrics_port, self.output.note)
+            await self._metrics.open(self.job.metrics_port, self.output.note)
             variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
             with self._signals_for_ranks():
                 status = await self._run_launcher(self._build(variables, folder.path), folder)
@@ -140,7 +109,7 @@ class Runner:
             await self._control.close()
             folder.close()
         result = self._conclude(status)
-        if result.show_launcher or (result.code == 0 and not self._is_cut_off()):
+        if result.show_launcher or (result.code == 0 and not self._survivors.cut_off):
             self._launcher_output.show()
         await self._queries.report_end(result.code)
         return result
@@ -154,9 +123,9 @@ class Runner:
             status,
             interrupted=self._interruption.number,
             refused=self._refused,
-            late_s=self.options.start_timeout_s if self._late else 0.0,
+            late_s=self.job.start_timeout_s if self._late else 0.0,
             given_up=self._init_watchdog.given_up,
-            logs=self.options.logs,
+            logs=self.job.logs,
             together=self.output.together,
             shows=self.output.shows,
         )
@@ -166,7 +135,7 @@ class Runner:
         self._control.send_all(wire.SAVE)
 
     async def _run_launcher(self, launch: Launch, folder: RuntimeDirectory) -> int:
-        environ = {**self.options.job.environ, **launch.variables}
+        environ = {**self.job.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
         reaper = SessionReaper(_ESCALATION, folder.path, folder.lock)
@@ -204,15 +173,14 @@ class Runner:
 
     async def _supervise(self, ended: asyncio.Task[int]) -> None:
         """Return when the job is to be ended, or has ended. ended: the launcher's end."""
-        start_by = asyncio.get_running_loop().time() + self.options.start_timeout_s
+        start_by = asyncio.get_running_loop().time() + self.job.start_timeout_s
         while not ended.done():
             self._announce()
             if self._interruption.number or self.output.broken:
                 return
             if not self._started and not self._await_registrations(start_by):
                 return
-            if self._survivors is not None:
-                self._survivors.check()
+            self._survivors.check()
             self._init_watchdog.check()
             if self._init_watchdog.given_up:
                 return
@@ -220,7 +188,7 @@ class Runner:
                 return
             await self._wait_for_change(ended, start_by)
         # The last reports of the agents may not have arrived yet.
-        await self._wait_until(lambda: not self._control.connected, 0.3)
+        await self._changed.wait_until(lambda: not self._control.connected, 0.3)
         self._announce()
 
     def _await_registrations(self, start_by: float) -> bool:
@@ -231,23 +199,24 @@ class Runner:
 
     async def _is_over(self, ended: asyncio.Task[int]) -> bool:
         """Whether the job is to be ended because of what the ranks have reported."""
-        if self._survivors is not None and self._survivors.too_few:
-            saving_s = self.options.save_timeout_s
-            await self._wait_until(lambda: self.ranks.finished or bool(self._interruption.number), saving_s)
+        if self._survivors.too_few:
+            saving_s = self.job.save_timeout_s
+            await self._changed.wait_until(lambda: self.ranks.finished or bool(self._interruption.number), saving_s)
             return True
         if self.ranks.saved:
-            await self._wait_until(lambda: self.ranks.finished, _SAVED_END_S)
+            await self._changed.wait_until(lambda: self.ranks.finished, _SAVED_END_S)
             return True
         if self.ranks.failures:
             await asyncio.sleep(_SETTLE_S)
-            if self._survivors is not None and self._survivors.continue_without_failed():
+            if self._survivors.continue_without_failed():
                 return await self._is_over(ended)
-            if not self.ranks.cause_is_certain:
-                await self._wait_until(lambda: self.ranks.cause_is_certain or bool(self._interruption.number), _CAUSE_S)
+            await self._changed.wait_until(
+                lambda: self.ranks.cause_is_certain or bool(self._interruption.number), _CAUSE_S
+            )
             return True
         if self.ranks.succeeded:
             # mpirun would wait for ever for a host that does not answer.
-            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._is_cut_off() else _MPIRUN_FINISHES_S)
+            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._survivors.cut_off else _MPIRUN_FINISHES_S)
             return True
         return False
 
@@ -255,7 +224,7 @@ class Runner:
         changed = asyncio.create_task(self._changed.wait())
         limits = [
             None if self._started else start_by - asyncio.get_running_loop().time(),
-            _CHECK_S if self.options.hang_timeout_s else None,
+            _CHECK_S if self._survivors.hang_timeout_s else None,
             self._init_watchdog.left_s(),
         ]
         timeout = min((limit for limit in limits if limit is not None), default=None)
@@ -268,54 +237,39 @@ class Runner:
         self._refused = self._control.problem
         if self._refused or len(self._control.arrivals) < self.ranks.size:
             return
-        self._refused = check_layout(self.options.planned, self.ranks.hosts)
+        self._refused = check_layout(self.job.planned, self.ranks.hosts)
         if self._refused:
             return
         resources = [(one.host, one.resources) for one in self._control.arrivals.values()]
         try:
-            troubles = check_gpus(resources, self.options.job.own_gpus)
-            orders = self._plan_orders(self._control.arrivals)
+            troubles = check_gpus(resources, self.job.own_gpus)
+            orders = self._plan_orders(self._control.arrivals.keys())
         except LaunchError as error:
             self._refused = str(error)
             return
         for trouble in [*troubles, *find_problems(resources)]:
             self.output.say(trouble)
-        if self.options.verbose and orders.why:
+        if self.job.verbose and orders.why:
             self.output.say(f"{orders.why}.")
         self._control.release(orders.by_rank)
         self._started = True
-        if self._survivors is not None:
-            self._survivors.begin(self._session)
+        self._survivors.begin(self._session)
 
-    def _plan_orders(self, arrivals: Mapping[int, Registration]) -> StartOrders:
-        names = {rank: name_host(rank, {}, self.options.planned) for rank in arrivals}
-        slots = {rank: self.options.slots.get(name, 0) for rank, name in names.items()}
-        job, name = self.options.job, self._name if self.options.rank_variables else ""
-        return plan_start_orders(
-            arrivals,
-            job.environ,
-            job.networks,
-            self.output.window,
-            job.bind,
-            slots,
-            name,
-            share_gpus=job.config.share_gpus,
-            held={rank: order["cores"] for rank, order in self._control.orders.items()},
-        )
-
-    def _is_cut_off(self) -> bool:
-        return self._survivors is not None and self._survivors.cut_off
+    def _plan_orders(self, ranks: Iterable[int]) -> StartOrders:
+        arrivals = {rank: self._control.arrivals[rank] for rank in ranks}
+        held = {rank: order["cores"] for rank, order in self._control.orders.items()}
+        return plan_start_orders(arrivals, self.job, self.output.window, self._name, held)
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End what is left: the ranks through their agents, then mpirun. Agents that are lost in it have not failed."""
         self._ending, self._failed = True, bool(self.ranks.failures)
         if self._interruption.number == signal.SIGTERM:
             self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
-            await self._wait_until(
-                lambda: self.ranks.finished or self._interruption.hurried, self.options.save_timeout_s
+            await self._changed.wait_until(
+                lambda: self.ranks.finished or self._interruption.hurried, self.job.save_timeout_s
             )
         self._control.stop()
-        await self._wait_until(lambda: not self._control.connected, _AGENTS_END_S)
+        await self._changed.wait_until(lambda: not self._control.connected, _AGENTS_END_S)
         if self.ranks.hosts:
             await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S)
         for number, pause in _ESCALATION:
@@ -324,13 +278,6 @@ class Runner:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             await asyncio.wait([ended], timeout=pause)
-
-    async def _wait_until(self, true: Callable[[], bool], seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while not true() and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            self._changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
 
     def _write(self, rank: int, is_stderr: bool, data: bytes) -> None:
         self.output.write(rank, is_stderr, data)
@@ -342,7 +289,7 @@ class Runner:
         hosts = {str(rank): host for rank, host in sorted(self.ranks.hosts.items())}
         return {
             "name": self._name,
-            "command": shlex.join(self.options.job.command),
+            "command": shlex.join(self.job.command),
             "size": self.ranks.size,
             "hosts": hosts,
             "since": self._since,
@@ -354,7 +301,7 @@ class Runner:
         }
 
     def _announce(self) -> None:
-        if self.options.verbose:
+        if self.job.verbose:
             for rank, state in sorted(self.ranks.states.items()):
                 if state.start is not None and rank not in self._reported_starts:
                     start = state.start
@@ -391,9 +338,3 @@ class Runner:
         window = self.output.window
         if window is not None:
             self._control.send(0, wire.WINDOW, json.dumps(window[:2]).encode())
-
-
-def describe_launch(launch: Launch) -> str:
-    """Show a launch without the secret that leads agents to hvdrun."""
-    hidden = {name: value for name, value in launch.variables.items() if not name.startswith("HVDKIT_CONTROL")}
-    return format_shell_line(Launch(launch.argv, hidden, launch.removed))

@@ -1,10 +1,10 @@
-"""A job and its command line, as data."""
+"""A job, its limits and its command line, as data."""
 
 from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,11 @@ class Job:
     tcp: use only TCP between hosts.
     elastic: ranks continue when others die.
     directory: of this job alone, on this host, for the launcher's files; "" before the job runs.
+    addresses: of this host, as other hosts reach it; () if all ranks are on this host.
+    logs: the folder of the ranks' logs, for messages. verbose: report every start, show the launcher's output at once.
+    start_timeout_s: for all ranks to start. save_timeout_s: for ranks that handle SIGTERM to save and end.
+    metrics_port: for Prometheus, on this host's loopback address; 0 for any; None for no such port.
+    rank_variables: give the ranks the variables of torchrun, Keras and JAX.
     """
 
     command: tuple[str, ...]
@@ -56,11 +61,27 @@ class Job:
     tcp: bool = False
     elastic: bool = False
     directory: str = ""
+    addresses: tuple[str, ...] = ()
+    logs: str = ""
+    verbose: bool = False
+    start_timeout_s: float = 60.0
+    save_timeout_s: float = 25.0
+    metrics_port: int | None = None
+    rank_variables: bool = True
 
     @property
     def agent_command(self) -> list[str]:
         """The command with each rank's agent before it. -I -S: starts in 20 ms, and no user file can interfere."""
         return [self.python, "-I", "-S", self.agent, "--", *self.command]
+
+    @property
+    def planned(self) -> tuple[tuple[str, int], ...]:
+        """(host, ranks) in the order of ranks; () if the launcher may place them differently."""
+        users = self.binding is not None or self.launcher_arguments  # which may say where ranks are placed
+        one_host_of_many_names = self.local and len(self.hosts) > 1
+        if users or one_host_of_many_names or not all(host.slots for host in self.hosts):
+            return ()
+        return plan_places(self.ranks, self.hosts)
 
     @functools.cached_property
     def config(self) -> Config:
@@ -121,6 +142,12 @@ def plan_places(ranks: int, hosts: tuple[Host, ...]) -> tuple[tuple[str, int], .
             places.append((host.name, count))
         ranks -= count
     return tuple(places)
+
+
+def name_host(rank: int, reported: Mapping[int, str], planned: Sequence[tuple[str, int]]) -> str:
+    """The name of a rank's host in the plan, else the one that it reports; "" if neither is known."""
+    names = [name for name, count in planned for _ in range(count)]
+    return names[rank] if rank < len(names) else reported.get(rank, "")
 
 
 def format_shell_line(launch: Launch) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -137,8 +137,12 @@ def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherC
     wish: the user's --launcher; "" for none.
     Raises LaunchError for a wish that cannot be met, or if there is no launcher at all.
     """
+    if wish == "srun":
+        return _choose_srun(environment, "--launcher srun")
+    if wish == "jsrun":
+        return _choose_jsrun(environment, "--launcher jsrun")
     if wish:
-        return _WISHES[wish](environment)
+        return _choose_mpis_own(environment, wish)
     if environment.scheduler == "lsf" and "jsrun" in environment.programs and not environment.named_hosts:
         return _choose_jsrun(environment, "jsrun: this is an LSF job, and the site has jsrun")
     if environment.mpi is not None:
@@ -174,43 +178,24 @@ def _qrsh(environment: LauncherEnvironment) -> str:
     return "" if environment.own_ssh else environment.programs.get("qrsh", "")
 
 
-def _wish_mpirun(environment: LauncherEnvironment) -> LauncherChoice:
-    mpi = _require_mpi(environment)
-    if mpi.kind == "pals":
-        raise LaunchError(
-            "--launcher mpirun: this site's launcher is mpiexec of Cray PALS. Use --launcher mpiexec, or remove it."
-        )
-    return _choose_mpirun(environment, "--launcher mpirun")
-
-
-def _wish_mpiexec(environment: LauncherEnvironment) -> LauncherChoice:
-    mpi = _require_mpi(environment)
-    return LauncherChoice("mpiexec", "--launcher mpiexec", mpi=mpi, program=environment.programs.get("mpiexec", ""))
-
-
-def _wish_ssh(environment: LauncherEnvironment) -> LauncherChoice:
-    mpi = _require_mpi(environment)
-    if mpi.kind == "pals":
-        raise LaunchError(
-            "--launcher ssh: mpiexec of Cray PALS uses its own daemons instead of ssh. Remove --launcher, or put "
-            "another MPI's mpirun first on PATH."
-        )
-    return LauncherChoice("ssh", "--launcher ssh", mpi=mpi)
-
-
-_WISHES: Mapping[str, Callable[[LauncherEnvironment], LauncherChoice]] = {
-    "mpirun": _wish_mpirun,
-    "mpiexec": _wish_mpiexec,
-    "ssh": _wish_ssh,
-    "srun": lambda environment: _choose_srun(environment, "--launcher srun"),
-    "jsrun": lambda environment: _choose_jsrun(environment, "--launcher jsrun"),
+_WITHOUT_PALS = {
+    "mpirun": "this site's launcher is mpiexec of Cray PALS. Use --launcher mpiexec, or remove it.",
+    "ssh": "mpiexec of Cray PALS uses its own daemons instead of ssh. Remove --launcher, or put another MPI's mpirun "
+    "first on PATH.",
 }
 
 
-def _require_mpi(environment: LauncherEnvironment) -> Mpi:
-    if environment.mpi is None:
+def _choose_mpis_own(environment: LauncherEnvironment, wish: str) -> LauncherChoice:
+    """Choose a launcher that belongs to the MPI. wish: mpirun, mpiexec or ssh."""
+    mpi = environment.mpi
+    if mpi is None:
         raise LaunchError(environment.no_mpi)
-    return environment.mpi
+    if mpi.kind == "pals" and wish in _WITHOUT_PALS:
+        raise LaunchError(f"--launcher {wish}: {_WITHOUT_PALS[wish]}")
+    if wish == "mpirun":
+        return _choose_mpirun(environment, "--launcher mpirun")
+    program = environment.programs.get("mpiexec", "") if wish == "mpiexec" else ""
+    return LauncherChoice(wish, f"--launcher {wish}", mpi=mpi, program=program)
 
 
 def _choose_srun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:

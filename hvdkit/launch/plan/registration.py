@@ -10,6 +10,7 @@ from typing import Any
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.wire import find_unplanned
 from hvdkit.launch.plan.environment import plan_rank_variables
+from hvdkit.launch.plan.job import Job, name_host
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
 from hvdkit.launch.plan.network import HostInterfaces, choose_network, parse_interfaces, plan_network_variables
 from hvdkit.launch.plan.resources import HostResources, find_near_cpus, name_rank_to_nccl, parse_resources
@@ -100,21 +101,14 @@ def check_layout(planned: Sequence[tuple[str, int]], hosts: Mapping[int, str]) -
 
 def plan_start_orders(
     registrations: Mapping[int, Registration],
-    environ: Mapping[str, str],
-    wish: Sequence[str],
-    window: Sequence[object] | None,
-    bind: str = "auto",
-    slots: Mapping[int, int] | None = None,
-    job: str = "",
-    *,
-    share_gpus: bool = False,
+    job: Job,
+    window: Sequence[object] | None = None,
+    name: str = "",
     held: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> StartOrders:
     """Plan each rank's variables and binding from the registrations of all ranks.
 
-    environ: the ranks' variables. wish: see choose_network. window: of the terminal, for rank 0. bind: see plan_cores.
-    slots: by rank, the slots of its host, in jobs that replace lost ranks.
-    job: its name; "" to give the ranks no variables of torchrun, Keras and JAX. share_gpus: see the setting.
+    window: of the terminal, for rank 0. name: the job's; "" to give the ranks no variables of torchrun, Keras and JAX.
     held: by rank, the cores that were ordered before for ranks that run; a replacement gets those of a lost one.
     Raises LaunchError for a wish that some host cannot meet.
     """
@@ -123,11 +117,10 @@ def plan_start_orders(
     variables: Mapping[str, Mapping[str, str]] = {}
     why, address = "", "127.0.0.1"
     if not one_host:
-        network = choose_network({each.host: each.network for each in registrations.values()}, wish)
+        network = choose_network({each.host: each.network for each in registrations.values()}, job.networks)
         fabrics = {} if any(each.fabric for each in registrations.values()) else WITHOUT_FABRICS
-        variables = {
-            host: {**fabrics, **plan_network_variables(network.interfaces.get(host, ()), environ)} for host in counts
-        }
+        own = {host: plan_network_variables(network.interfaces.get(host, ()), job.environ) for host in counts}
+        variables = {host: {**fabrics, **own[host]} for host in counts}
         why = network.why
         first = registrations[min(registrations)].host
         address = next((each.address for each in network.interfaces.get(first, ())), first)
@@ -135,12 +128,15 @@ def plan_start_orders(
     for host in counts:
         there = {rank: each.resources for rank, each in sorted(registrations.items()) if each.host == host}
         near = find_near_cpus([each.gpus for each in there.values()])
-        planned = plan_cores({rank: each.allowed for rank, each in there.items()}, bind, near)
+        planned = plan_cores({rank: each.allowed for rank, each in there.items()}, job.bind, near)
         cores.update(take_free_shares(planned, held or {}))
     numbered: dict[int, dict[str, str]] = {}
-    if job and not any(each.joins for each in registrations.values()):  # they describe the job's first world only
+    first_world = not any(each.joins for each in registrations.values())  # which alone they describe
+    if name and job.rank_variables and first_world:
         hosts = {rank: each.host for rank, each in registrations.items()}
-        numbered = plan_rank_variables(hosts, address, registrations[0].ports, job, environ)
+        numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
+    planned_hosts = job.planned  # where replacements may start
+    slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.elastic and host.slots}
     orders: dict[int, dict[str, Any]] = {
         rank: {
             "window": window if rank == 0 else None,
@@ -148,9 +144,9 @@ def plan_start_orders(
             "one_host": one_host,
             "variables": {
                 **variables.get(each.host, {}),
-                **({"HVDKIT_HOST_SLOTS": str(slots[rank])} if slots and slots.get(rank) else {}),
+                **slots.get(name_host(rank, {}, planned_hosts), {}),
                 **numbered.get(rank, {}),
-                **(name_rank_to_nccl(rank) if share_gpus else {}),
+                **(name_rank_to_nccl(rank) if job.config.share_gpus else {}),
             },
             "cores": cores[rank],
         }
