@@ -97,6 +97,14 @@ def test_steps(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")
 
 
+@pytest.mark.slow
+@pytest.mark.native("Horovod's core has no shards")
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("way", [1, 2])
+def test_compiled_steps(backend: str, way: int) -> None:
+    run_check(2, backend, "keras_steps:jit_compile", way)
+
+
 AGAIN = [
     pytest.param(backend, marks=pytest.mark.slow) for backend in ("jax", "torch")
 ]  # it loads all frameworks anyway
