@@ -237,7 +237,7 @@ def _traced_only() -> Iterator[list[Any]]:
     if keras.backend.backend() != "torch":
         yield graphs
         return
-    torch = importlib.import_module("torch")
+    torch: Any = importlib.import_module("torch")
     compiler = torch.compile
 
     def keep(graph: Any, _: Any) -> Any:
