@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -192,24 +195,60 @@ class _Heard(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def jit_compile() -> None:
-    """Where the step is to be compiled: JAX does; elsewhere the callback says that it cannot be, and goes on."""
+#: Options of DistributedOptimizer, with those of the optimizer that does the same in one process.
+_COMPILED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"backward_passes_per_step": 2, "average_aggregated_gradients": True}, {"gradient_accumulation_steps": 2}),
+    ({"shard": "gradients"}, {}),
+]
+
+
+def jit_compile(way: int = 0) -> None:
+    """Where the step is to be compiled: JAX and PyTorch do; on TensorFlow an error or the callback says what to do."""
+    backend, (wrap, alone) = keras.backend.backend(), _COMPILED[way]
     with joined():
         data = make_data()
         heard = _Heard()
         logging.getLogger("hvdkit").addHandler(heard)
         reference, model = make_model(), make_model()
-        fit(reference, keras.optimizers.SGD(0.05), data, rows=ROWS * hvd.size())
-        if keras.backend.backend() == "tensorflow":
-            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        fit(reference, keras.optimizers.SGD(0.05, **alone), data, rows=ROWS * hvd.size())
+        if backend == "tensorflow":
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), **wrap)
             with raises(Exception, "model.compile(jit_compile=False)"):
                 fit(make_model(), optimizer, mine(data), rows=ROWS, compiled={"jit_compile": True})
         start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
-        fit(model, optimizer, mine(data), rows=ROWS, compiled={"jit_compile": True}, callbacks=[start])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), **wrap)
+        with _traced_only() as graphs:
+            fit(model, optimizer, mine(data), rows=ROWS, compiled={"jit_compile": True}, callbacks=[start])
         logging.getLogger("hvdkit").removeHandler(heard)
-        assert len(heard.lines) == int(keras.backend.backend() != "jax" and hvd.rank() == 0), heard.lines
+        assert graphs or backend != "torch", "nothing was compiled"
+        lines = [line for line in heard.lines if "jit_compile" in line]
+        assert len(lines) == int(backend == "tensorflow" and hvd.rank() == 0), lines
         assert_alike(model, reference)
+
+
+@contextmanager
+def _traced_only() -> Iterator[list[Any]]:
+    """Within, torch.compile traces functions into graphs, which are collected, and runs these as they are.
+
+    Compiling them for the processor would take minutes.
+    """
+    graphs: list[Any] = []
+    if keras.backend.backend() != "torch":
+        yield graphs
+        return
+    torch: Any = importlib.import_module("torch")
+    compiler = torch.compile
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile = functools.partial(compiler, backend=keep)
+    try:
+        yield graphs
+    finally:
+        torch.compile = compiler
 
 
 def other_names() -> None:

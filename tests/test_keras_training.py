@@ -91,10 +91,21 @@ def test_in_particular(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_training:{check}")
 
 
+_TRACING = 200  # seconds, on a busy machine: PyTorch traces a step of Keras in 12 s of processor time
+
+
 @each_backend
 @pytest.mark.parametrize("check", ["own_train_step", "traced_once", "jit_compile"])
 def test_steps(backend: str, check: str) -> None:
-    run_check(2, backend, f"keras_steps:{check}")
+    run_check(2, backend, f"keras_steps:{check}", timeout=_TRACING)
+
+
+@pytest.mark.slow
+@pytest.mark.native("Horovod's core has no shards")
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("way", [1, 2])
+def test_compiled_steps(backend: str, way: int) -> None:
+    run_check(2, backend, "keras_steps:jit_compile", way, timeout=_TRACING)
 
 
 AGAIN = [

@@ -633,6 +633,35 @@ def test_compiled_modules(whole: bool) -> None:
     _alike(_on(2, _compiled, whole))
 
 
+def _compiled_step(options: dict[str, Any]) -> list[Any]:
+    models = _model(torch.float32), _model(torch.float32)
+    losses: list[float] = []
+    for compiled, model in enumerate(models):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+        def step(inputs: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            optimizer.step()
+            return hvd.allreduce(loss.detach())
+
+        run = torch.compile(step, backend="eager") if compiled else step
+        losses += [float(run(_inputs(number + 10 * hvd.rank(), torch.float32))) for number in range(3)]
+    assert losses[:3] == losses[3:]
+    for one, two in zip(*map(weights, models), strict=True):
+        np.testing.assert_array_equal(one, two)
+    return weights(models[0])
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"shard": "gradients"}, marks=pytest.mark.slow)], ids=str)
+def test_a_compiled_step_may_contain_communication(options: dict[str, Any]) -> None:
+    # What has been made beside a stand-in of the compiler is not known to the compiler, so no ranks that are there.
+    env = {"TESTS_STAND_INS": "no"}
+    _alike(run_ranks(2, _joined, _compiled_step, (options,), {}, timeout=100, fresh=True, env=env))
+
+
 def _checkpointed() -> list[Any]:
     from torch.utils.checkpoint import checkpoint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import keras
 
@@ -12,6 +12,8 @@ from hvdkit.engine.array_sync import ArrayFollower
 from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
 from hvdkit.transport.nccl.groups import settle_groups
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class StrategyDriver(Protocol):
@@ -85,6 +87,14 @@ def open_driver(settings: Settings) -> StrategyDriver:
     module, _, kind = _DRIVERS[name].partition(":")
     driver: StrategyDriver = getattr(importlib.import_module(module), kind)(settings)
     return driver
+
+
+def uncompiled(function: Function) -> Function:
+    """The function, for a compiled step of PyTorch to call as it is; on other backends it is part of the step."""
+    if keras.backend.backend() != "torch":
+        return function
+    left_alone: Function = importlib.import_module("hvdkit.torch.uncompiled").uncompiled(function)
+    return left_alone
 
 
 def view_of(variable: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvdkit.keras.backends import uncompiled
 from hvdkit.keras.sync import GradientSync
 
 
@@ -128,7 +129,8 @@ def mix_in(optimizer: Any, mixin: type, sync: GradientSync) -> None:
     """
     own = type(optimizer)
     attributes = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    mixed = type(own.__name__, (mixin, own), {**attributes, "__class__": property(lambda self: own)})
+    calls = {name: uncompiled(getattr(mixin, name)) for name in ("apply", "scale_loss") if hasattr(mixin, name)}
+    mixed = type(own.__name__, (mixin, own), {**attributes, **calls, "__class__": property(lambda self: own)})
     # Past Keras, and past TensorFlow, which keep account of what is assigned to an optimizer.
     object.__setattr__(optimizer, "__class__", mixed)
     optimizer.__dict__["_hvdkit"] = sync

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 
 import torch
 from torch.autograd import Variable
+
+from hvdkit.torch.uncompiled import uncompiled
 
 NO_TASK = -1
 
@@ -29,13 +32,18 @@ def when_backward_ends(task: int, number: int, callback: Callable[[bool], None])
     with first_of_pass:
         if task not in _callbacks:
             _callbacks[task] = {}
-            Variable._execution_engine.queue_callback(lambda: _ended(task))
+            Variable._execution_engine.queue_callback(functools.partial(_end(), task))
         _callbacks[task][number] = callback
 
 
 def forget(task: int) -> None:
     """The pass has ended with an exception."""
     _callbacks.pop(task, None)
+
+
+@functools.cache
+def _end() -> Callable[[int], None]:
+    return uncompiled(_ended)
 
 
 def _ended(task: int) -> None:

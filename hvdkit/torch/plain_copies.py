@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from hvdkit.torch.uncompiled import uncompiled
+
 _newobj = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
@@ -56,6 +58,7 @@ def change_class(
     """
     own = own_class(optimizer)
     body = {"__module__": own.__module__, "__doc__": own.__doc__, "_hvdkit_own_class": own}
+    body.update({name: uncompiled(getattr(mixin, name)) for name in ("step", "zero_grad") if hasattr(mixin, name)})
     optimizer.__class__ = type(own.__name__, (mixin, own), body)
     optimizer.__dict__.update({"_parameter_names": parameter_names, **attributes})
 

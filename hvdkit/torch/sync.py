@@ -25,6 +25,7 @@ from hvdkit.torch.replicas import checksums
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.tensors import dtype_name
+from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.api import Transport
 
 _numbers = itertools.count()
@@ -156,7 +157,7 @@ class GradientSync:
             if sync is not None:
                 sync._on_gradient(index)
 
-        return on_gradient
+        return uncompiled(on_gradient)
 
     def _on_gradient(self, index: int) -> None:
         task = autograd.current_task()
@@ -378,7 +379,7 @@ def _hook_gradients(held: weakref.ref[GradientSync], parameters: Sequence[torch.
     for parameter in parameters:
         trained = parameter.requires_grad
         parameter.requires_grad_(True)  # a hook is refused otherwise, and kept afterwards
-        parameter.register_hook(show)
+        parameter.register_hook(uncompiled(show))
         parameter.requires_grad_(trained)
 
 

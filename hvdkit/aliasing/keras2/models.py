@@ -47,7 +47,7 @@ def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
             kwargs["steps_per_execution"] = kwargs.pop("experimental_steps_per_execution")
         if kwargs.get("target_tensors") is None:
             kwargs.pop("target_tensors", None)
-        # XLA and torch.compile cannot compile communication; Keras 2 compiled nothing unless asked.
+        # XLA cannot compile communication; Keras 2 compiled nothing unless asked.
         if "jit_compile" not in kwargs and len(args) < 6 and keras.backend.backend() != "jax":
             kwargs["jit_compile"] = False
         return own(self, optimizer, *args, **kwargs)

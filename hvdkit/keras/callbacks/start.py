@@ -12,17 +12,13 @@ from hvdkit.keras.replicas import FitCheck
 from hvdkit.keras.state import broadcast_model
 from hvdkit.log import logger
 
-#: By the backend, where it cannot compile a step with communication in it.
-_COMPILERS = {"tensorflow": "XLA", "torch": "torch.compile"}
-
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcast the weights and optimizer state of rank root_rank to all ranks when fit() starts.
 
     It also prepares fit() for several ranks: only rank 0 shows a progress bar, for any value of `verbose`; every
-    HVDKIT_CHECK_REPLICAS steps it checks that all ranks have equal variables; and it turns jit_compile off on
-    TensorFlow (XLA) and PyTorch (torch.compile), which cannot compile communication. Rank 0 logs this. On JAX steps are
-    compiled.
+    HVDKIT_CHECK_REPLICAS steps it checks that all ranks have equal variables; and on TensorFlow it turns jit_compile
+    off, because XLA cannot compile communication there. Rank 0 logs this.
 
     root_rank: a rank of the job. device: accepted as in Horovod, and ignored. local_variables: a variable of the model,
     or several, that each rank keeps (ValueError for anything else).
@@ -55,14 +51,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Keras's own."""
         super().set_model(model)
-        compiler = _COMPILERS.get(keras.backend.backend())
-        if compiler is not None and model.jit_compile:
+        if keras.backend.backend() == "tensorflow" and model.jit_compile:
             model.jit_compile = False
             if engine.runtime("fit()").world.rank == 0:
                 logger.warning(
-                    "%s cannot compile communication between ranks, so hvdkit has turned jit_compile off for the model "
-                    "%s. To avoid this warning, pass jit_compile=False to model.compile().",
-                    compiler,
+                    "XLA cannot compile communication between ranks, so hvdkit has turned jit_compile off for the "
+                    "model %s. To avoid this warning, pass jit_compile=False to model.compile().",
                     model.name,
                 )
 

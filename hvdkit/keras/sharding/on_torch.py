@@ -18,6 +18,7 @@ from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.torch.tensors import as_buffer
+from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Array
 
 
@@ -53,9 +54,9 @@ class TorchShards(ShardDriver):
         #: The tensors whose gradients backward has handed over; None but between before_backward() and scatter().
         self._arrived: set[int] | None = None
         if early:
-            find = weakref.ref(self)
+            find, computed = weakref.ref(self), uncompiled(_computed)
             hooks = [
-                parameter.register_post_accumulate_grad_hook(functools.partial(_computed, find, index))
+                parameter.register_post_accumulate_grad_hook(functools.partial(computed, find, index))
                 for index, parameter in enumerate(self._parameters)
                 if parameter.requires_grad
             ]

@@ -1,0 +1,20 @@
+"""Code that torch.compile is to leave alone: what talks to other ranks, and what autograd calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def uncompiled(function: Function) -> Function:
+    """The function, for torch.compile to call as it is, with all that it calls in turn.
+
+    A compiled function may contain a whole training step. Traced, hvdkit's part of that fails, or leaves out what it
+    does to other objects. Calling this loads the compiler, which takes seconds: only where an optimizer has done so.
+    """
+    left_alone: Function = torch.compiler.disable(function)
+    return left_alone
