@@ -52,22 +52,21 @@ class PlanObserver:
         self._length = _ROUNDS * -(-len(facts.ranks) // _RANKS)
         self._waits_s: list[float] = []
         self._rounds_s: list[float] = []
-        self._finishing_s = self._ended_s = 0.0
-        self._stamps: list[float] | None = None
+        self._ended_s = 0.0
         self._device, self._measured = device, measured
-        self._marks: list[tuple[int, int, Event]] = []  # of a device: kind and bucket of each
-        self._every_stage = False  # of a device: is the round recorded or drawn?
+        self._stages: list[tuple[int, int, float]] = []  # kind, bucket and time of each
+        self._marks: list[tuple[int, int, Event]] = []  # the same where the time is a device's
+        self._every_stage = False  # is the round recorded, or of a device and drawn?
         self._end_of_device = 0, 0.0  # of the last round that was read: the clock's times_set, and when
         self._begin_round()
 
     def _begin_round(self) -> None:
-        if self._device is None:
-            self._stamps = [0.0] * (len(STAMPS) * len(self._facts.nbytes)) if RECORDER.on else None
-            return
-        before, self._every_stage = self._every_stage, RECORDER.on or self._timeline.on
-        if self._every_stage and not before:
-            self._device.set()
-        self._marks = []
+        before, self._every_stage = self._every_stage, RECORDER.on
+        self._stages, self._marks = [], []
+        if self._device is not None:
+            self._every_stage = self._every_stage or self._timeline.on
+            if self._every_stage and not before:
+                self._device.set()
 
     def event(self, kind: int, bucket: int) -> None:
         """Record that the bucket has reached a stage: FILL, FILLED, ..."""
@@ -75,11 +74,8 @@ class PlanObserver:
             if self._every_stage or (kind == FILL and not self._marks):
                 self._marks.append((kind, bucket, self._device.mark()))
             return
-        if self._stamps is not None:
-            at = len(STAMPS) * bucket
-            self._stamps[at + kind] = now = clock()
-            if kind == REDUCED and not self._stamps[at + WAIT]:
-                self._stamps[at + WAIT] = now
+        if self._every_stage:
+            self._stages.append((kind, bucket, clock()))
         if self._timeline.on:
             self._draw(kind, bucket, None)
 
@@ -91,9 +87,10 @@ class PlanObserver:
 
     def finishing(self) -> None:
         """Record that all gradients have arrived and training waits for results."""
-        self._finishing_s = clock()
         if self._device is not None:
             self._marks.append((_FINISHING, 0, self._device.mark()))
+        elif self._every_stage:
+            self._stages.append((_FINISHING, 0, clock()))
 
     def round_ended(self, number: int, waited_s: float) -> None:
         """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it.
@@ -108,11 +105,10 @@ class PlanObserver:
         else:
             COUNTER.device_rounds += 1
         COUNTER.nbytes += self._nbytes
-        if self._stamps is not None:
-            RECORDER.waited_s += waited_s
-            RECORDER.add(self._facts, number, self._finishing_s, now, self._stamps)
         if self._device is not None:
             self._read_later(self._device, number, self._marks)
+        elif self._every_stage:
+            self._record(number, [*self._stages, (_ENDED, 0, now)], RECORDER.end_loading())
         self._begin_round()
         if self._device is None:
             self._count(number, waited_s, now - self._ended_s if self._ended_s else None)

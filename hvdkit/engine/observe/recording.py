@@ -97,12 +97,12 @@ class Rounds:
 class Recorder:
     """The recorder of this process; records between start() and stop().
 
-    waited_s, loaded_s: seconds, since the process began, of waiting for the sums of gradients and for data.
+    loaded_s: seconds, since the process began, of waiting for data.
     """
 
     def __init__(self) -> None:
         self.on = False
-        self.waited_s = self.loaded_s = 0.0
+        self.loaded_s = 0.0
         self._lock = threading.Lock()
         self._plans: list[Rounds] = []
         self._loading_s = self._loaded = 0.0
@@ -152,12 +152,11 @@ class Recorder:
         finishing: float,
         ended: float,
         stamps: Sequence[float],
-        loading: tuple[float, float, int] | None = None,
+        loading: tuple[float, float, int],
     ) -> None:
-        """Record a round. stamps: STAMPS of each bucket. loading: of end_loading(); None if the round ends now."""
-        head = (number, finishing, ended, *(self.end_loading() if loading is None else loading))
+        """Record a round. stamps: STAMPS of each bucket. loading: of end_loading() when the round ended."""
         with self._lock:
-            self._append(facts, (*head, *stamps))
+            self._append(facts, (number, finishing, ended, *loading, *stamps))
 
     def add_parts(
         self, facts: PlanFacts, number: int, ended: float, loading_s: float, seconds: Sequence[float]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hvdkit.engine.observe.recording import RECORDER, PlanFacts, clock
+from hvdkit.engine.observe.totals import COUNTER
 
 
 class Counter(Protocol):
@@ -59,7 +60,7 @@ class StepMeter:
         return timed
 
     def _waited_s(self) -> float:
-        return sum(each.seconds for each in self._waits.values()) + RECORDER.waited_s
+        return sum(each.seconds for each in self._waits.values()) + COUNTER.waited_s
 
     def stepped(self, optimizer: object) -> None:
         """An optimizer has stepped."""
@@ -72,7 +73,7 @@ class StepMeter:
             return
         names = (*self._stages, *self._waits)
         waits = {axis: each.seconds for axis, each in self._waits.items()}
-        waits["dp"] = waits.get("dp", 0.0) + RECORDER.waited_s
+        waits["dp"] = waits.get("dp", 0.0) + COUNTER.waited_s
         now = (*self._stages.values(), *(waits[axis] for axis in self._waits), RECORDER.loaded_s)
         self._number += 1
         if self._before is not None and names == self._facts.parts:
