@@ -193,6 +193,16 @@ def test_who_is_late_is_known_at_the_root_before_it_comes() -> None:
     assert engines.wire.counted().seconds < HOLD_S, "the one that was waited for is not kept anywhere"
 
 
+def test_rows_that_differ_between_ranks_are_not_kept_anywhere() -> None:
+    engines = SimulatedEngines(100)
+    engines.wire.start_counting()
+    for rank in range(100):
+        engines.announce(rank, ["rows"], Announcement("allgather", (("float32", (rank, 3)),)))
+    engines.wire.run()
+    assert all(rank.heard == ["ready rows"] for rank in engines.ranks)
+    assert engines.wire.counted().seconds < HOLD_S
+
+
 def test_what_was_out_of_order_costs_no_more_the_next_time() -> None:
     engines = SimulatedEngines(100)
 

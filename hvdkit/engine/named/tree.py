@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,8 +52,9 @@ def place_in_tree(rank: int, size: int, fanout: int = FANOUT) -> Place:
 class Merger:
     """What the ranks of a part announce, passed on as one announcement of all of them where that is possible.
 
-    An announcement is passed on when all ranks of the part have made it. If that takes longer than HOLD_S it is passed
-    on as far as it has come, since somebody is late, or missing, and has to be known by name; the rest follows at once.
+    An operation is passed on when all ranks of the part have announced it, be it in several forms, as the rows of an
+    allgather are each rank's own. If that takes longer than HOLD_S it is passed on as far as it has come, since
+    somebody is late, or missing, and has to be known by name; the rest follows at once.
     Announcements of a rank are never overtaken by those that it makes later and that are no operations: joining and
     withdrawing are passed on at once, after all else.
 
@@ -60,8 +63,8 @@ class Merger:
 
     def __init__(self, ranks: int) -> None:
         self._everyone = ranks
-        self._held: dict[Item, int] = {}
-        self._partial: set[Item] = set()  # passed on before all ranks had announced them
+        self._held: dict[int | str, dict[Item, int]] = {}  # by number or name
+        self._partial: set[int | str] = set()  # passed on before all ranks had announced them
         self._joined = 0
         self._since_s = math.inf
         self._out: list[tuple[int, list[Item]]] = []
@@ -75,22 +78,24 @@ class Merger:
                 self._joined |= ranks if item[1].kind == JOINING.kind else 0
                 self._out.append((ranks, [item]))
                 continue
-            here = self._held.pop(item, 0) | ranks
-            if here | self._joined == self._everyone:
+            key = item if isinstance(item, int) else item[0]
+            forms = self._held.pop(key, {})
+            forms[item] = forms.get(item, 0) | ranks
+            here = functools.reduce(operator.or_, forms.values())
+            if here | self._joined == self._everyone and len(forms) == 1:
                 complete.append(item)
-            elif item in self._partial:
-                self._out.append((here, [item]))
+            elif here | self._joined == self._everyone or key in self._partial:
+                self._out += [(some, [form]) for form, some in forms.items()]
             else:
-                self._held[item] = here
+                self._held[key] = forms
                 self._since_s = min(self._since_s, now_s)
         if complete:
             self._out.append((self._everyone & ~self._joined, complete))
 
     def flush(self) -> None:
         """Pass on everything."""
-        for item, ranks in self._held.items():
-            self._partial.add(item)
-            self._out.append((ranks, [item]))
+        self._partial |= self._held.keys()
+        self._out += [(ranks, [item]) for forms in self._held.values() for item, ranks in forms.items()]
         self._held.clear()
         self._since_s = math.inf
 
