@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from gallery import EXAMPLES
 from hvdrun_job import HVDRUN, environment
 from ranks import run_ranks
 
-pytest.importorskip("tensorflow")
+if TYPE_CHECKING:
+    from hvdkit.tensorflow.data.registration import ComputeClient, ComputeService
 
-from hvdkit.tensorflow.data.registration import ComputeClient, ComputeService
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
 KEY = b"k" * 32
 NUMBERS = 60
 
 
+def make_service(dispatchers: int, workers: int) -> ComputeService:
+    # Not at the top: TensorFlow takes 4 s, in each process that reads this file to find its tests.
+    from hvdkit.tensorflow.data.registration import ComputeService
+
+    return ComputeService(dispatchers, workers, KEY)
+
+
+def make_client(addresses: dict[str, list[tuple[str, int]]], key: bytes) -> ComputeClient:
+    from hvdkit.tensorflow.data.registration import ComputeClient
+
+    return ComputeClient(addresses, key)
+
+
 @pytest.fixture
 def service() -> Any:
     """Two dispatchers with two workers each."""
-    service = ComputeService(2, 2, KEY)
+    service = make_service(2, 2)
     yield service
     service.shutdown()
 
 
 def client(service: ComputeService, key: bytes = KEY) -> ComputeClient:
-    return ComputeClient(service.addresses(), key)
+    return make_client(service.addresses(), key)
 
 
 def test_whoever_waits_is_told_when_the_others_are_there(service: ComputeService) -> None:
@@ -104,18 +120,18 @@ def test_a_wrong_request_is_an_error_with_the_cure(service: ComputeService) -> N
         one.register_dispatcher(0, "grpc://b:7")
     for numbers in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="must be one or more"):
-            ComputeService(*numbers, KEY)
+            make_service(*numbers)
 
 
 def test_only_who_knows_the_key_is_heard(service: ComputeService) -> None:
-    stranger = ComputeClient({"lo": service.addresses()["all"][-1:]}, b"x" * 32)
+    stranger = make_client({"lo": service.addresses()["all"][-1:]}, b"x" * 32)
     with pytest.raises(ConnectionError, match=r"does not answer .*its file is that of an earlier one"):
         stranger.shutdown()
     client(service).register_dispatcher(0, "grpc://a:7")
 
 
 def test_the_end_reaches_all_who_wait_for_it() -> None:
-    service = ComputeService(1, 1, KEY)
+    service = make_service(1, 1)
     one = client(service)
     said: list[str] = []
 
@@ -165,7 +181,7 @@ def serve_and_read(side: str, dispatchers: int) -> list[int]:
     hvd.init()
     config = None
     if hvd.rank() == 0:
-        service = ComputeService(dispatchers, hvd.size() // dispatchers, KEY)
+        service = make_service(dispatchers, hvd.size() // dispatchers)
         config = TfDataServiceConfig(dispatchers, hvd.size() // dispatchers, side, service.addresses(), KEY, 30)
     config = hvd.broadcast_object(config)
     assert config is not None

@@ -24,7 +24,8 @@ def _run(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProce
     require_horovod()
     path = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
     small = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    variables = {**ON_ONE_MACHINE, **os.environ, **small, "PATH": path, "PYTHONPATH": str(ROOT), **env}
+    modules = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    variables = {**ON_ONE_MACHINE, **os.environ, **small, "PATH": path, "PYTHONPATH": modules, **env}
     return subprocess.run(
         command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL
     )

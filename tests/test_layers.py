@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "hvdkit"
 FILES = sorted(ROOT.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Parsed where a test asks for it: each process of pytest-xdist collects this file, and one runs it."""
+    return ast.parse(path.read_text())
+
 
 # Folder -> floor. A folder imports from itself and from lower floors, never from one above or beside it.
 FLOORS = {
@@ -137,7 +144,7 @@ def name_of(path: Path) -> str:
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Line and full name of everything a file imports, relative imports resolved."""
     package = ["hvdkit", *path.relative_to(ROOT).parts[:-1]]
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -190,7 +197,7 @@ def test_modules_that_are_named_in_texts_are_below_too() -> None:
     wrong = []
     for path in FILES:
         here = folder_of(name_of(path))
-        for line, name in modules_named(TREES[path]):
+        for line, name in modules_named(tree_of(path)):
             there = folder_of(name)
             lent = name in FRONT_DOORS.get(name_of(path), ())
             if there != here and FLOORS[there] >= FLOORS[here] and not lent:
@@ -281,7 +288,7 @@ def test_a_class_of_launch_shares_its_name_with_no_other_class() -> None:
     files: dict[str, list[Path]] = {}
     for path in FILES:
         if path.relative_to(ROOT).parts[0] in ("launch", "tools"):
-            for node in TREES[path].body:
+            for node in tree_of(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     files.setdefault(node.name, []).append(path)
     shared = {
@@ -293,7 +300,7 @@ def test_a_class_of_launch_shares_its_name_with_no_other_class() -> None:
 def test_methods_say_what_they_do() -> None:
     """A public method has a docstring, or its class inherits, or names in its docstring, who has one for that name."""
     classes: dict[str, list[ast.ClassDef]] = {}
-    for tree in TREES.values():
+    for tree in map(tree_of, FILES):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(node)
@@ -344,7 +351,7 @@ def test_only_the_readers_touch_the_environment_and_nobody_writes_it() -> None:
     wrong = []
     for path in FILES:
         name = path.relative_to(ROOT).as_posix()
-        for line, changes in environment_uses(TREES[path]):
+        for line, changes in environment_uses(tree_of(path)):
             if not name.startswith(MAY_READ_ENVIRONMENT):
                 wrong.append(f"{path}:{line} reads the environment; take a mapping or a Config")
             elif changes and name not in MAY_WRITE_ENVIRONMENT:
@@ -357,7 +364,7 @@ def test_only_what_a_person_types_prints() -> None:
         f"{path}:{node.lineno} prints; use hvdkit.log"
         for path in FILES
         if not path.relative_to(ROOT).as_posix().startswith(MAY_PRINT)
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)

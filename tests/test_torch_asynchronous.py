@@ -290,7 +290,8 @@ def test_a_lost_rank_ends_the_job(tmp_path: Path, rank: int, how: str, network: 
     script.write_text(_VICTIM)
     command = [sys.executable, "-m", "hvdkit.launch", "-np", "3", "--transport", network]
     command += [sys.executable, str(script), str(rank), how]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ["PYTHONPATH"]])
+    env = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
     assert done.returncode
     # hvdrun may end the other ranks before they say that one is lost.

@@ -18,13 +18,24 @@ if TYPE_CHECKING:
 _NAME = "torch._dynamo"
 
 
+def _disable_later(function: Any) -> Any:
+    """What the compiler's own decorator says of a function, and asks for when something is compiled."""
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = None
+    return function
+
+
 class _Later(ModuleType):
     """Stands in for the compiler until more is wanted of it than to do nothing."""
 
     def disable(self, function: Any = None, *arguments: Any, **options: Any) -> Any:
         if function is not None:
             return function
-        return self.__getattr__("disable")(*arguments, **options)  # which makes a decorator
+        return _disable_later
+
+    @staticmethod
+    def reset() -> None:
+        return None
 
     @staticmethod
     def graph_break() -> None:

@@ -7,6 +7,8 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from without_compiler import put_compiler_off
+from without_optional import refuse_optional
 
 del sys.path[-1]
 put_compiler_off()
+refuse_optional()
