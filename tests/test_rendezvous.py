@@ -32,6 +32,7 @@ from hvdkit.transport.gloo.rendezvous import (
     find_peers,
     find_rendezvous_store,
 )
+from hvdkit.transport.gloo.transport import open_rendezvous_store
 from hvdkit.transport.polling import watch_waits
 
 TORCHRUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -280,8 +281,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: bool) -> None:
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "before it was joined"])
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", ""])
+def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: bool, joined: bool) -> None:
     looked = 0
 
     def look() -> None:
@@ -299,6 +301,8 @@ def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: boo
         info = {"addresses": ["127.0.0.1"], "port": int(rank_0.stdout.readline()), "mark": "of rank 0", "secret": ""}
         launcher_store = LocalRendezvousStore()
         launcher_store.put("test", json.dumps(info).encode())
+        if not joined:
+            rank_0.send_signal(signal.SIGSTOP)
         before = watch_waits(look)
         try:
             with pytest.raises(
@@ -317,3 +321,61 @@ def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: boo
         finally:
             watch_waits(before)
             rank_0.kill()
+
+
+@pytest.mark.parametrize("serves", ["rank 0", "launcher"])
+def test_a_store_of_the_launchers_kind_whose_process_is_stopped_is_not_waited_for_for_ever(serves: str) -> None:
+    """The store is joined, and its process is stopped before it is asked."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVE],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as server:
+        assert server.stdout is not None
+        place = StoreLocation("store", "127.0.0.1", int(server.stdout.readline()), hosted=serves == "rank 0")
+        store, _ = open_rendezvous_store(place, 1)
+        store.put("key", b"value")
+        assert store.get("key") == b"value" and store.get("other") is None
+        server.send_signal(signal.SIGSTOP)
+        before = watch_waits(raise_loss)
+        try:
+            with pytest.raises(RankLostError, match="rank 0 is lost"):
+                store.get("key")
+        finally:
+            watch_waits(before)
+            server.kill()
+
+
+def raise_loss() -> None:
+    raise RankLostError("rank 0 is lost")
+
+
+_LEAVES = """
+import sys, time
+from hvdkit.errors import TransportError
+from hvdkit.transport.gloo import asking
+from hvdkit.transport.gloo.library import join_store
+asking._ANSWER_S = 0.1
+try:
+    join_store("127.0.0.1", int(sys.argv[1]), 0.2)
+except TransportError as error:
+    print(error, flush=True)
+sys.stdin.readline()  # until the store's process is to be killed, while this one ends
+"""
+
+
+def test_a_process_whose_store_was_silent_ends_without_a_signal() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: dict[str, Any] = {"env": environ, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", _SERVE], **pipes) as rank_0:
+        assert rank_0.stdout is not None
+        port = rank_0.stdout.readline().strip()
+        rank_0.send_signal(signal.SIGSTOP)
+        with subprocess.Popen([sys.executable, "-c", _LEAVES, port], **pipes) as rank:
+            assert rank.stdin is not None and rank.stdout is not None
+            assert "Rank 0 does not answer" in rank.stdout.readline()
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            rank_0.kill()
+            assert rank.wait(60) == 0

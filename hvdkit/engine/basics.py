@@ -80,11 +80,12 @@ class Framework:
         runtime = engine.runtime("describe()")
         world, transport = runtime.world, runtime.transport
         part = f" (job ranks {', '.join(map(str, world.job_ranks))})" if world.job_ranks else ""
-        hosts = Counter(allgather_object(world.host or socket.gethostname()))
+        told = allgather_object((world.host or socket.gethostname(), self.nccl()))
+        hosts = Counter(host for host, _ in told)
         where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
         between = transport.between if len(hosts) > 1 else None
         speed = f", {between.describe()}" if between is not None else ""
-        nccl = self.nccl()
+        nccl = next((version for _, version in told if version is not None), None)
         gpus = f", NCCL {'.'.join(map(str, nccl))} for GPUs" if nccl else ""
         threads = self.count_threads()
         return (

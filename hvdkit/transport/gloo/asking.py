@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +15,22 @@ Answer = TypeVar("Answer")
 
 _LOOK_S = 0.1  # between two calls of what watches this thread's waits
 _ANSWER_S = 5.0  # for an answer, also where the deadline is over
+_EXIT_S = 1.0  # for all that is still asked when Python ends
+_asking: set[threading.Thread] = set()
 
 
 def ask_rank_0(store: Any, call: Callable[..., Answer], *arguments: Any, deadline: float) -> Answer:
-    """Return call(*arguments), a method of rank 0's store, or raise what it raises.
+    """See wait_for_store(): call is a method of rank 0's store."""
+    return wait_for_store(f"{store.host}:{store.port}", call, *arguments, deadline=deadline)
 
-    deadline: on the clock of time.monotonic(). Raises TransportError if there is no answer by then; the store cannot be
-    used any more.
+
+def wait_for_store(
+    place: str, call: Callable[..., Answer], *arguments: Any, deadline: float, owner: str = "Rank 0"
+) -> Answer:
+    """Return call(*arguments), which asks the store at `place`, or raise what it raises.
+
+    deadline: on the clock of time.monotonic(). owner: whose process serves the store, for the message.
+    Raises TransportError if there is no answer by then; the store cannot be used any more.
     """
     answers: list[Answer] = []
     errors: list[Exception] = []
@@ -32,19 +42,30 @@ def ask_rank_0(store: Any, call: Callable[..., Answer], *arguments: Any, deadlin
         except Exception as error:
             errors.append(error)
         finally:
+            _asking.discard(threading.current_thread())
             over.set()
 
     began = time.monotonic()
-    threading.Thread(target=wait_for_answer, name="hvdkit-rank-0s-store", daemon=True).start()
+    thread = threading.Thread(target=wait_for_answer, name="hvdkit-store", daemon=True)
+    _asking.add(thread)
+    thread.start()
     while not over.wait(_LOOK_S):
         look()
         waited = time.monotonic() - began
         if waited > _ANSWER_S and began + waited > deadline:
             raise TransportError(
-                f"Rank 0 does not answer while the ranks connect: its store at {store.host}:{store.port} has been "
-                f"silent for {waited:.0f} s. Its process or its host is stopped (SIGSTOP, a debugger, a suspended "
-                "machine), or the network between the hosts is cut. Look at the process of rank 0."
+                f"{owner} does not answer while the ranks connect: its store at {place} has been silent for "
+                f"{waited:.0f} s. Its process or its host is stopped (SIGSTOP, a debugger, a suspended machine), or "
+                f"the network between the hosts is cut. Look at the process of {owner[0].lower()}{owner[1:]}."
             )
     if errors:
         raise errors[0]
     return answers[0]
+
+
+@atexit.register
+def _wait_for_answers() -> None:
+    """A call of torch's that returns when Python has ended would end the process with SIGABRT."""
+    deadline = time.monotonic() + _EXIT_S
+    for thread in tuple(_asking):
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -171,7 +171,10 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
             return _tune(connection)
         except OSError as error:
             seen = error
-        connection.close()
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
         time.sleep(_PAUSE_S)
     raise TransportError(
         f"Rank {rank} cannot connect to rank {peer} at {place[0]}:{place[1]}: {seen}. If rank {peer} is stopped "

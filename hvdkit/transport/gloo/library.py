@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,6 +23,7 @@ from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.between.wire import Messages
 from hvdkit.transport.buffer import Array, Buffer, Op
+from hvdkit.transport.gloo.asking import wait_for_store
 from hvdkit.transport.polling import calls, drives, look
 from hvdkit.transport.request import NOTHING, Request
 
@@ -80,9 +82,16 @@ def host_store_at(address: str, port: int) -> Any:
     return _open_store(address, port, _STORE, is_master=True, multi_tenant=True)
 
 
-def join_store(address: str, port: int, timeout_s: float) -> Any:
-    """A store that another process serves. timeout_s: for the connection. Raises TransportError."""
-    store = _open_store(address, port, timedelta(seconds=timeout_s), is_master=False)
+def join_store(address: str, port: int, timeout_s: float, deadline: float = 0.0, owner: str = "Rank 0") -> Any:
+    """A store that another process serves.
+
+    timeout_s: for the connection. deadline: for its first answer, on the clock of time.monotonic(); the later of the two
+    counts. owner: whose process serves it, for messages. Raises TransportError.
+    """
+    load_gloo()
+    opening = functools.partial(_open_store, address, port, timedelta(seconds=timeout_s), is_master=False)
+    deadline = max(deadline, time.monotonic() + timeout_s)
+    store = wait_for_store(f"{address}:{port}", opening, deadline=deadline, owner=owner)
     store.set_timeout(_ANSWER)
     return store
 

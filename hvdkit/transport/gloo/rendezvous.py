@@ -15,20 +15,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from hvdkit.errors import RankLostError, TransportError, WorldError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
 from hvdkit.transport.api import Transport
-from hvdkit.transport.gloo.asking import ask_rank_0
+from hvdkit.transport.gloo.asking import ask_rank_0, wait_for_store
 from hvdkit.transport.gloo.library import host_store, join_store
 from hvdkit.transport.polling import look
 from hvdkit.transport.small_collectives import broadcast_bytes
 from hvdkit.world import has_hvdruns_torch_variables
 
+Answer = TypeVar("Answer")
+
 _PAUSE_S = 0.05
 _ANSWER_S = 3.0
 _HTTP_ANSWER_S = 10.0
+_STORE_ANSWER_S = 120.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -120,19 +123,26 @@ class HttpRendezvousStore:
 
 
 class TcpRendezvousStore:
-    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port."""
+    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port.
+
+    owner: whose process serves it, for messages. Both methods raise TransportError if that does not answer.
+    """
 
     private = False
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, owner: str = "Rank 0") -> None:
+        self._store, self._owner = store, owner
 
     def put(self, key: str, value: bytes) -> None:
-        self._store.set(f"hvdkit/{key}", value)
+        self._ask(lambda: self._store.set(f"hvdkit/{key}", value))
 
     def get(self, key: str) -> bytes | None:
         name = f"hvdkit/{key}"
-        return bytes(self._store.get(name)) if self._store.check([name]) else None
+        return self._ask(lambda: bytes(self._store.get(name)) if self._store.check([name]) else None)
+
+    def _ask(self, call: Callable[[], Answer]) -> Answer:
+        place, deadline = f"{self._store.host}:{self._store.port}", time.monotonic() + _STORE_ANSWER_S
+        return wait_for_store(place, call, deadline=deadline, owner=self._owner)
 
 
 class TransportRendezvousStore:
@@ -342,7 +352,7 @@ def _try_store(address: str, info: RendezvousInfo, deadline: float) -> tuple[Any
     try:
         with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
-        store = join_store(address, info.port, _ANSWER_S)
+        store = join_store(address, info.port, _ANSWER_S, deadline)
         has_mark = ask_rank_0(store, store.check, ["mark"], deadline=deadline)
         if has_mark and ask_rank_0(store, store.get, "mark", deadline=deadline) == info.mark.encode():
             return store, own

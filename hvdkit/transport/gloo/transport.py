@@ -50,8 +50,8 @@ def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousSt
     deadline = time.monotonic() + _START_S
     if not place.hosted:  # it is there, unless its process has ended: torch's own wait cannot be cut short
         wait_for_listener(place.address, place.port, deadline)
-    left_s = max(_LAST_TRY_S, deadline - time.monotonic())
-    return TcpRendezvousStore(join_store(place.address, place.port, left_s)), towards
+    left_s, owner = max(_LAST_TRY_S, deadline - time.monotonic()), "Rank 0" if place.hosted else "The launcher"
+    return TcpRendezvousStore(join_store(place.address, place.port, left_s, owner=owner), owner), towards
 
 
 def open_gloo(
