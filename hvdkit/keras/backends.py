@@ -97,6 +97,14 @@ def uncompiled(function: Function) -> Function:
     return left_alone
 
 
+def uncompiled_later(function: Function) -> Function:
+    """As uncompiled(), without loading PyTorch's compiler; for what a script may call before it compiles anything."""
+    if keras.backend.backend() != "torch":
+        return function
+    left_alone: Function = importlib.import_module("hvdkit.torch.uncompiled").uncompiled_later(function)
+    return left_alone
+
+
 def view_of(variable: Any) -> Any:
     """A variable's numbers as an array of numpy; in host memory they are its own, and not to be written to.
 

@@ -83,6 +83,7 @@ class BalancedDataset(keras.utils.PyDataset):
         self._parts: dict[int, tuple[int, int]] = {}  # by step, rows of a batch: of this rank, of all
         #: Of one process, which has no reductions to count: the optimizer, and its steps when the iteration began.
         self._optimizer, self._applied = weakref.ref(optimizer), 0
+        self._looped = False  # has a loop of the script's own asked for all batches of the iteration?
         sync = _sync_of(optimizer)
         self._sync = weakref.ref(sync) if sync.process_set.included() else None
         transport = self._transport()
@@ -149,6 +150,7 @@ class BalancedDataset(keras.utils.PyDataset):
         try:
             for index in range(self.num_batches):  # Keras 3.5 has no __iter__ of its own
                 yield self[index]
+            self._looped = keras.backend.backend() == "jax"
         finally:
             self.on_epoch_end()
 
@@ -167,6 +169,8 @@ class BalancedDataset(keras.utils.PyDataset):
         if self._shares.size == 1 and optimizer is not None:
             applied = int(optimizer.iterations)
             self._trained = max(0, applied - self._applied) if self._given else 0
+            if self._looped:  # the script's own loop, whose steps on JAX change no variables
+                self._trained, self._looped = self._given, False
             self._applied = applied
 
     def on_epoch_end(self) -> None:

@@ -12,7 +12,7 @@ from hvdkit.checkpoint.arrays import SavedVariables
 from hvdkit.engine import job_objects
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.replicate import broadcast_state
-from hvdkit.keras.backends import settle, view_of
+from hvdkit.keras.backends import settle, uncompiled_later, view_of
 from hvdkit.keras.sharding.optimizer import find_sharded
 from hvdkit.keras.sharding.state import IS_PIECE
 from hvdkit.transport.api import Transport
@@ -132,6 +132,7 @@ def saved_variables(owner: Any) -> SavedVariables:
     return SavedVariables(f"The model {owner.name}", list_variables, view_of, broadcast_variables)
 
 
+@uncompiled_later
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
@@ -143,6 +144,7 @@ def broadcast_object(
     return job_objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@uncompiled_later
 def allgather_object(obj: T, name: str | None = None) -> list[T]:
     """Return the list of the objects of all ranks, in rank order, on every rank. obj: can be pickled.
 

@@ -20,10 +20,11 @@ from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
 from hvdkit.engine.named.operation import Operation
 from hvdkit.engine.named.submit import Options, do, reduce_options, root_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, choose_op
-from hvdkit.keras.backends import settle
+from hvdkit.keras.backends import settle, uncompiled_later
 from hvdkit.transport.buffer import FLOAT8, STORAGE, Array, Buffer
 
 
+@uncompiled_later
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -55,6 +56,7 @@ def allreduce(
     return _like(value, reduce_compressed(compression, [_numpy_of(value)], chosen, factors, size, reduce)[0])
 
 
+@uncompiled_later
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenate all ranks' values along the first dimension, in rank order.
 
@@ -68,6 +70,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
     return _like(value, operation.results[0].array.view(array.dtype).reshape(rows, *shape[1:]))
 
 
+@uncompiled_later
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the value of rank root_rank on every rank; the same shape and dtype on all ranks.
 
@@ -80,6 +83,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
     return _like(value, array)
 
 
+@uncompiled_later
 def reducescatter(
     value: Any, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -97,6 +101,7 @@ def reducescatter(
     return _like(value, operation.results[0].array.view(array.dtype).reshape(-1, *array.shape[1:]))
 
 
+@uncompiled_later
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the process set has called barrier()."""
     _run("barrier", None, (), (), (), process_set)

@@ -178,10 +178,10 @@ class Workers:
     def close(self) -> None:
         """End all actors, and remove the placement group if it was made for them; harmless if done before."""
         actors, self.actors = self.actors, []
-        self._signs.close()
         for actor in actors:
             with contextlib.suppress(Exception):  # Ray itself may be down
                 ray.kill(actor)
+        self._signs.close()
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.release()

@@ -35,7 +35,6 @@ from hvdkit.engine.built import (
     nccl_built,
 )
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.engine.job_objects import allgather_object, broadcast_object
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile, scaling_report
@@ -44,6 +43,7 @@ from hvdkit.torch.asynchronous import AsynchronousOptimizer
 from hvdkit.torch.backup_steps import BackupSteps
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
+from hvdkit.torch.functions import allgather_object, broadcast_object
 from hvdkit.torch.handles import poll, synchronize
 from hvdkit.torch.local_sgd import DiLoCo, LocalSGD
 from hvdkit.torch.ops import (

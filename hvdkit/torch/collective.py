@@ -7,7 +7,6 @@ the result and is differentiable; in_place() and asynchronous() make the other f
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -19,7 +18,7 @@ from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.torch import device_operations, gpu
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, contiguous, dtype_name
-from hvdkit.torch.uncompiled import uncompiled
+from hvdkit.torch.uncompiled import uncompiled_later
 from hvdkit.transport.buffer import Buffer
 
 Tensors = Sequence[torch.Tensor]
@@ -220,24 +219,10 @@ def _rename(definition: Call, name: str) -> Call:
 
 def _describe(form: Call, definition: Callable[..., Any], name: str, docstring: str | None, result: str) -> Call:
     """Give the form a name, a docstring, and the definition's parameters for help() and inspect.signature()."""
-    form = _uncompiled(form)
+    form = uncompiled_later(form)
     form.__name__ = form.__qualname__ = name
     form.__module__, form.__doc__ = definition.__module__, docstring
     form.__annotations__ = {**definition.__annotations__, "return": result}
     form.__wrapped__ = definition  # type: ignore[attr-defined]
     form.__signature__ = inspect.signature(definition).replace(return_annotation=result)  # type: ignore[attr-defined]
     return form
-
-
-def _uncompiled(form: Call) -> Call:
-    """See uncompiled(). The compiler is not loaded for this: where it is not there, nothing is compiled."""
-    left_alone: list[Call] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not left_alone:
-            if "torch._dynamo" not in sys.modules:
-                return form(*args, **kwargs)
-            left_alone.append(uncompiled(form))
-        return left_alone[0](*args, **kwargs)
-
-    return call  # type: ignore[return-value]

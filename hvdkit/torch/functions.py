@@ -1,6 +1,10 @@
-"""Where Horovod's scripts import broadcasts of state from."""
+"""Objects and state between ranks, by Horovod's names; torch.compile leaves their calls alone."""
 
-from hvdkit.engine.job_objects import allgather_object, broadcast_object
+from hvdkit.engine import job_objects
 from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
+from hvdkit.torch.uncompiled import uncompiled_later
+
+allgather_object = uncompiled_later(job_objects.allgather_object)
+broadcast_object = uncompiled_later(job_objects.broadcast_object)
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]

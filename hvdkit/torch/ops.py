@@ -42,6 +42,7 @@ from hvdkit.torch.compression import Compression
 from hvdkit.torch.handles import synchronize
 from hvdkit.torch.reduce import Described, Narrow, announce, announce_reduction, check_group, first, mean
 from hvdkit.torch.tensors import as_tensor
+from hvdkit.torch.uncompiled import uncompiled_later
 from hvdkit.transport.buffer import Buffer
 
 
@@ -348,6 +349,7 @@ def sparse_allreduce_async(
     return wait
 
 
+@uncompiled_later
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the process set has called barrier().
 
@@ -357,6 +359,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     do(group_of(process_set, "barrier()"), "barrier", None, (), ())
 
 
+@uncompiled_later
 def join(device: int = -1) -> int:
     """Contribute zeros to the operations of the other ranks until all ranks have called join().
 

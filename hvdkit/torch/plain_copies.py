@@ -13,6 +13,8 @@ import torch
 from hvdkit.torch.uncompiled import uncompiled
 
 _newobj = copyreg.__newobj__  # type: ignore[attr-defined]
+#: Methods of a mixin that talk to other ranks, or clear what does: torch.compile leaves them alone.
+_COMMUNICATING = ("step", "zero_grad", "synchronize", "state_dict", "load_state_dict", "add_param_group")
 
 
 class PlainCopies:
@@ -58,7 +60,7 @@ def change_class(
     """
     own = own_class(optimizer)
     body = {"__module__": own.__module__, "__doc__": own.__doc__, "_hvdkit_own_class": own}
-    body.update({name: uncompiled(getattr(mixin, name)) for name in ("step", "zero_grad") if hasattr(mixin, name)})
+    body.update({name: uncompiled(getattr(mixin, name)) for name in _COMMUNICATING if hasattr(mixin, name)})
     optimizer.__class__ = type(own.__name__, (mixin, own), body)
     optimizer.__dict__.update({"_parameter_names": parameter_names, **attributes})
 

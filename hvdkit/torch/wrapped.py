@@ -58,7 +58,7 @@ class Wrapped(PlainCopies):
             warnings.warn(
                 "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(). "
                 "Horovod would reduce the gradients twice. hvdkit reduces them once and needs neither call.",
-                stacklevel=2,
+                stacklevel=3,  # torch.compile's wrapper of this method is between
             )
         if sync is None:
             return self._hvdkit_step(closure, *args, **kwargs)

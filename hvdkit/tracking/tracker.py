@@ -28,6 +28,7 @@ from hvdkit.errors import (
     TrackError,
 )
 from hvdkit.launcher_channel import Totals
+from hvdkit.tracking import exit_call
 from hvdkit.tracking.output import Output, take_output
 from hvdkit.tracking.own_series import Window, own_series, pack_window
 from hvdkit.tracking.rows import Floats, Row, describe_rows, make_row, pack_rows, unpack_rows
@@ -76,6 +77,7 @@ class Tracker:
         is done. Raises TrackError for a key or value that is none; RanksDisagreeError, on all ranks, if they logged
         other keys or steps.
         """
+        exit_call.forget()
         if self._closed:
             raise TrackError("log(): the tracker is closed. Log inside the `with` block of track().")
         group = self._enter()

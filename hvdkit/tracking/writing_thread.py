@@ -55,7 +55,7 @@ class WritingThread:
         self.begin_close(end)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("track(): %s did not take the last values in time (%.1f s).", self._called, timeout_s)
+            logger.warning("track(): %s did not take the last values in time.", self._called)
 
     def _run(self) -> None:
         while (rows := self._rows.get()) is not None:

@@ -85,8 +85,8 @@ def host_store_at(address: str, port: int) -> Any:
 def join_store(address: str, port: int, timeout_s: float, deadline: float = 0.0, owner: str = "Rank 0") -> Any:
     """A store that another process serves.
 
-    timeout_s: for the connection. deadline: for its first answer, on the clock of time.monotonic(); the later of the two
-    counts. owner: whose process serves it, for messages. Raises TransportError.
+    timeout_s: for the connection. deadline: for its first answer, on the clock of time.monotonic(), or the connection's
+    if that is later. owner: whose process serves it, for messages. Raises TransportError.
     """
     load_gloo()
     opening = functools.partial(_open_store, address, port, timedelta(seconds=timeout_s), is_master=False)
