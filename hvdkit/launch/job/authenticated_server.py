@@ -39,12 +39,11 @@ class ChangeEvent(asyncio.Event):
 
     async def wait_until(self, true: Callable[[], bool], seconds: float) -> None:
         """Wait until a condition is true, which is checked after each change, but at most so long."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + seconds
-        while not true() and (left := deadline - clock()) > 0:
-            self.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.wait(), left)
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with time_limit(seconds):
+                while not true():
+                    self.clear()  # not wait_for(): another waiter may clear before its task begins to wait
+                    await self.wait()
 
 
 class Channel:

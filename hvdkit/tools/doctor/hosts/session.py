@@ -175,8 +175,13 @@ class AgentSession:
         except OSError as error:
             raise AgentLost(Failure(127, str(error))) from None
         loop, lines = asyncio.get_running_loop(), asyncio.StreamReader(limit=sys.maxsize)
-        stdout, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
-        stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        try:
+            stdout, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
+            stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        except BaseException:  # Ctrl-C: nobody else knows of it yet
+            kill_group(process.pid)
+            process.wait()
+            raise
         return cls(process, noise, lines, stdin, stdout)
 
     async def await_hello(self, timeout_s: float) -> None:
@@ -220,9 +225,11 @@ class AgentSession:
 
     async def _end(self, wait_s: float) -> None:
         """Kill the process group when its leader has ended, at the latest after this time."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            async with time_limit(wait_s):
-                while self.process.poll() is None:
-                    await asyncio.sleep(_POLL_S)
-        kill_group(self.process.pid)
-        self.process.wait()
+        try:
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with time_limit(wait_s):
+                    while self.process.poll() is None:
+                        await asyncio.sleep(_POLL_S)
+        finally:  # also when Ctrl-C is typed once more
+            kill_group(self.process.pid)
+            self.process.wait()

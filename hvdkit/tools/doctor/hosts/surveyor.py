@@ -138,7 +138,8 @@ class Surveyor:
         here = None if self._local else asyncio.create_task(asyncio.to_thread(collect, self._environ))
         lookups = await self._ask_each(self._collect, self._hosts)
         self._progress("connecting every host to the others")
-        plans = {source: self._plan_attempts(source, lookups) for source in self._list_answering()}
+        found = {(each.source, each.name): each.addresses for each in lookups}
+        plans = {source: self._plan_attempts(source, found) for source in self._list_answering()}
         reaches = await self._ask_each(lambda source: self._connect(source, plans[source]), plans)
         self._progress("trying ssh between the hosts")
         logins = await self._ask_each(self._log_in, self._list_answering())
@@ -189,12 +190,16 @@ class Surveyor:
     def _list_answering(self) -> dict[str, HostFacts]:
         return {login: report.facts for login, report in self._reports.items() if report.facts is not None}
 
-    def _plan_attempts(self, source: str, lookups: Sequence[Lookup]) -> list[ConnectionAttempt]:
-        """List the addresses that a host tries: those of the others' names, and all their interfaces."""
+    def _plan_attempts(
+        self, source: str, addresses: Mapping[tuple[str, str], tuple[str, ...]]
+    ) -> list[ConnectionAttempt]:
+        """List the addresses that a host tries: those of the others' names, and all their interfaces.
+
+        addresses: by the host that has looked up a name, and the name.
+        """
         plan, answering = [], self._list_answering()
-        addresses = {each.name: each.addresses for each in lookups if each.source == source}
         for target in list_peers(source, list(answering), _MOST_CONNECTED):
-            named = addresses[self._hosts[target].name]
+            named = addresses[source, self._hosts[target].name]
             plan += [ConnectionAttempt(source, target, address, True) for address in named]
             interfaces = answering[target].machine.network.interfaces
             plan += [ConnectionAttempt(source, target, each.address, False) for each in interfaces if not each.loopback]
