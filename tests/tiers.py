@@ -105,14 +105,17 @@ def find_other_sizes(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def group_of(item: pytest.Item) -> str:
     """The group of a test: those of one group are to run one after the other, in one process of pytest-xdist.
 
-    Those that call run_ranks() share the ranks that wait for work: one group a backend of Keras, and two without Keras,
-    with and without PyTorch. Those that start large jobs of hvdrun's are two groups.
+    Those that call run_ranks() share the ranks that wait for work: a group for each backend of Keras, and without Keras
+    for PyTorch and the rest, by engine; trainings of Keras in the slow tier are so many that they have groups of their
+    own. Those that start large jobs of hvdrun's are two groups.
     """
     if item.path.stem in _GROUP_OF_FILE:
         return _GROUP_OF_FILE[item.path.stem]
     module = getattr(item, "module", None)
     if any(hasattr(module, name) for name in ("run_ranks", "run_check")):
-        return f"ranks {backend_of(item) or ('PyTorch' if item.path.stem.startswith('test_torch_') else '')}"
+        framework = backend_of(item) or ("PyTorch" if item.path.stem.startswith("test_torch_") else "")
+        trains = item.path.stem == "test_keras_training" and item.get_closest_marker("slow") is not None
+        return f"ranks {framework} {engine_of(item)}{' training' * trains}"
     return item.path.stem
 
 
