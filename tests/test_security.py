@@ -70,6 +70,7 @@ EXECUTING = {
     "tools/compare/recorder/keras_fit.py": "ranks of hvdkit compare, in a folder of this user alone",
     "tools/compare/recorder/session.py": "the same",
     "tools/compare/recorder/torch_steps.py": "the same",
+    "tools/compare/records.py": "the same",
 }
 
 

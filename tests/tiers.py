@@ -36,6 +36,7 @@ _SLOW_OF_FILE = {
     "test_keras_checkpoint": "was_ended_goes_on elastic_states",
     "test_keras_example": "learned_on_two_ranks",
     "test_keras_gpu": "stay_on_the_gpu",
+    "test_keras_training": "a_compiled_step[native-torch",
     "test_keras_strategy": "LateAverage [native-AllReduce [native-2- 1-True test_a_tape_with that_a_tape_refuses",
     "test_lazy_groups": "[hierarchical_pairs] wants_that[mpi] is_removed[shared_memory]",
     "test_liveness": "[wait_for_a_reduce_scatter] [wait_for_an_all_gather] [wait_for_gradients_in_a_thread]",

@@ -101,7 +101,7 @@ def uncompiled_later(function: Function) -> Function:
     """As uncompiled(), without loading PyTorch's compiler; for what a script may call before it compiles anything."""
     if keras.backend.backend() != "torch":
         return function
-    left_alone: Function = importlib.import_module("hvdkit.torch.uncompiled").uncompiled_later(function)
+    left_alone: Function = importlib.import_module("hvdkit.torch.collective").uncompiled_later(function)
     return left_alone
 
 

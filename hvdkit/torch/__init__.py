@@ -44,7 +44,6 @@ from hvdkit.torch.backup_steps import BackupSteps
 from hvdkit.torch.basics import cuda_built, describe, init, local_device, rocm_built
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.functions import allgather_object, broadcast_object
-from hvdkit.torch.handles import poll, synchronize
 from hvdkit.torch.local_sgd import DiLoCo, LocalSGD
 from hvdkit.torch.ops import (
     allgather,
@@ -61,9 +60,11 @@ from hvdkit.torch.ops import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     join,
+    poll,
     reducescatter,
     reducescatter_async,
     sparse_allreduce_async,
+    synchronize,
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
 from hvdkit.torch.process_group.register import register

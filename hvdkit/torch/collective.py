@@ -6,7 +6,9 @@ the result and is differentiable; in_place() and asynchronous() make the other f
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -18,7 +20,7 @@ from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.torch import device_operations, gpu
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, contiguous, dtype_name
-from hvdkit.torch.uncompiled import uncompiled_later
+from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Buffer
 
 Tensors = Sequence[torch.Tensor]
@@ -226,3 +228,18 @@ def _describe(form: Call, definition: Callable[..., Any], name: str, docstring: 
     form.__wrapped__ = definition  # type: ignore[attr-defined]
     form.__signature__ = inspect.signature(definition).replace(return_annotation=result)  # type: ignore[attr-defined]
     return form
+
+
+def uncompiled_later(function: Call) -> Call:
+    """As uncompiled(), from when the compiler is loaded: until then nothing is compiled. It is not loaded for this."""
+    left_alone: list[Call] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not left_alone:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            left_alone.append(uncompiled(function))
+        return left_alone[0](*args, **kwargs)
+
+    return call  # type: ignore[return-value]

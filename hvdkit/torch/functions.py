@@ -1,8 +1,8 @@
 """Objects and state between ranks, by Horovod's names; torch.compile leaves their calls alone."""
 
 from hvdkit.engine import job_objects
+from hvdkit.torch.collective import uncompiled_later
 from hvdkit.torch.state import broadcast_optimizer_state, broadcast_parameters
-from hvdkit.torch.uncompiled import uncompiled_later
 
 allgather_object = uncompiled_later(job_objects.allgather_object)
 broadcast_object = uncompiled_later(job_objects.broadcast_object)

@@ -8,7 +8,6 @@ from typing import Any
 
 from hvdkit.engine.api import Engine
 from hvdkit.engine.named.operation import Operation
-from hvdkit.torch.uncompiled import uncompiled_later
 
 #: A number that poll() and synchronize() take.
 Handle = int
@@ -25,7 +24,6 @@ def make_handle(engine: Engine, operation: Operation, finish: Callable[[Operatio
     return handle
 
 
-@uncompiled_later
 def poll(handle: int) -> bool:
     """Is the operation complete, so that synchronize() returns at once? True for a handle that was synchronized before.
 
@@ -40,7 +38,6 @@ def poll(handle: int) -> bool:
     return operation.done
 
 
-@uncompiled_later
 def synchronize(handle: int) -> Any:
     """Wait until the operation is complete and return its result: that of the call without _async.
 

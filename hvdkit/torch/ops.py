@@ -37,13 +37,23 @@ from hvdkit.engine.named.execution import split_rows
 from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.engine.named.submit import check_splits, do, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
-from hvdkit.torch.collective import Collective, Result, Rows, Tensors, asynchronous, collective, in_place
+from hvdkit.torch import handles
+from hvdkit.torch.collective import (
+    Collective,
+    Result,
+    Rows,
+    Tensors,
+    asynchronous,
+    collective,
+    in_place,
+    uncompiled_later,
+)
 from hvdkit.torch.compression import Compression
-from hvdkit.torch.handles import synchronize
 from hvdkit.torch.reduce import Described, Narrow, announce, announce_reduction, check_group, first, mean
 from hvdkit.torch.tensors import as_tensor
-from hvdkit.torch.uncompiled import uncompiled_later
 from hvdkit.transport.buffer import Buffer
+
+poll, synchronize = uncompiled_later(handles.poll), uncompiled_later(handles.synchronize)
 
 
 def _in_rows(tensors: Tensors) -> Described:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,18 +20,3 @@ def uncompiled(function: Function) -> Function:
     # By this torch 2.4 finds the function of a method, and would call it without its object.
     vars(left_alone).pop("_torchdynamo_orig_callable", None)
     return left_alone
-
-
-def uncompiled_later(function: Function) -> Function:
-    """As uncompiled(), from when the compiler is loaded: until then nothing is compiled. It is not loaded for this."""
-    left_alone: list[Function] = []
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not left_alone:
-            if "torch._dynamo" not in sys.modules:
-                return function(*args, **kwargs)
-            left_alone.append(uncompiled(function))
-        return left_alone[0](*args, **kwargs)
-
-    return call  # type: ignore[return-value]
