@@ -27,7 +27,8 @@ class Transport(ABC):
 
     Every method is collective but those that say otherwise: all ranks of the group call it, in the same order, with
     arguments that agree; one thread at a time. Raises TransportError (RankLostError where the dead rank is known) when
-    the others cannot be reached.
+    the others cannot be reached. A collective that a signal's handler ends by an error may leave the ranks out of step:
+    the group cannot be used any more. Named operations are not concerned, as the engine's thread does them.
 
     isend() and ireceive() return at once. The messages that a thread has begun go on in its waits of any kind; none is
     under way when a group is closed.
