@@ -154,7 +154,7 @@ def finish_steps(steps: Iterator[bool], check: Callable[[], None]) -> None:
     try:
         for _ in steps:
             waiting.pause()
-    except BaseException:
+    except BaseException:  # Ctrl-C too: the library may still write to the memory of what is under way
         leave_behind(steps)
         raise
 

@@ -172,7 +172,7 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
         except OSError as error:
             seen = error
             connection.close()
-        except BaseException:
+        except BaseException:  # of what watches this wait, or Ctrl-C: nobody else closes it
             connection.close()
             raise
         time.sleep(_PAUSE_S)

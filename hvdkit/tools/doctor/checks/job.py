@@ -5,6 +5,7 @@ Of the small job: does it run, are its ranks placed well, is it as fast as the n
 
 from __future__ import annotations
 
+import ipaddress
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +14,6 @@ from hvdkit.launch.allocations.schedulers import find_scheduler
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest
 from hvdkit.tools.doctor.survey import Survey
-from hvdkit.transport.addresses import is_loopback
 from hvdkit.world import is_torchrun, parse_slurm_counts, read_world
 
 
@@ -170,7 +170,10 @@ def _check_port(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _is_loopback(address: str) -> bool:
-    return is_loopback(address) or address in ("localhost", "::1")
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _number(text: str) -> int:
