@@ -3,6 +3,8 @@
     KERAS_BACKEND=jax hvdrun -np 2 python -m benchmarks.keras_step_time
 
 The model is the MLP of hvdkit/tools/bench/models.py, trained by the function that fit() calls for each step.
+"copies alone" is the step without communication and then, in numpy, as many bytes copied and added as a reduction among
+these ranks has to: what a step costs at least where gradients lie in the framework's memory and all cores compute.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import hvdkit.keras as hvd
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.tools.bench.report import NO_COMMUNICATION, OURS, STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
+from hvdkit.transport.buckets import CHUNK_BYTES
 
 Step = Callable[[], Any]
 Wrap = Callable[[Any], Any]
 ROWS, WIDTH, LAYERS = 64, 1024, 8
-AIMS = {"tensorflow": 1.15, "torch": 1.25, "jax": 1.25}
+AIMS = {"tensorflow": 1.10, "torch": 1.10, "jax": 1.20}
+COPIES = "copies alone"
 
 
 def main() -> None:
@@ -58,9 +62,44 @@ def make_peers() -> dict[str, Turn]:
     """The turns of every peer, warmed up; collective."""
     turns: dict[str, Turn] = {}
     for name, wrap in _list_peers().items():
-        turns[name] = functools.partial(time_each, make_step(wrap(keras.optimizers.SGD(1e-4))), hvd.barrier)
-        turns[name](3)
+        step = make_step(wrap(keras.optimizers.SGD(1e-4)))
+        turns[name] = functools.partial(time_each, step, hvd.barrier)
+        if name == NO_COMMUNICATION:
+            turns[COPIES] = functools.partial(time_each, _followed_by_copies(step), hvd.barrier)
+    for turn in turns.values():
+        turn(3)
     return turns
+
+
+def _followed_by_copies(step: Step) -> Step:
+    """The step, then the memory traffic of an allreduce: each rank adds up its own part of the gradients.
+
+    The other parts are copied to where their ranks read them, the own sum to each other rank, and the rest back. The
+    arrays of the other ranks are this rank's own here, so nothing waits and nothing passes from core to core.
+    """
+    ranks, count = hvd.size(), LAYERS * (WIDTH + 1) * WIDTH
+    gradients, shared, results = (np.ones(count, np.float32) for _ in range(3))
+    peers = [np.ones((ranks - 1, count // ranks), np.float32) for _ in ("read", "written")]
+    chunk = CHUNK_BYTES // gradients.itemsize
+
+    def step_and_copies() -> None:
+        step()
+        own = count // ranks
+        for at in range(own, count, chunk):
+            shared[at : at + chunk] = gradients[at : at + chunk]
+        for at in range(0, own, chunk):
+            part = slice(at, min(at + chunk, own))
+            total = results[part]
+            np.add(gradients[part], peers[0][0][part], out=total)
+            for read in peers[0][1:]:
+                np.add(total, read[part], out=total)
+            np.divide(total, np.float32(ranks), out=total)
+            for written in peers[1]:
+                written[part] = total
+        for at in range(own, count, chunk):
+            results[at : at + chunk] = shared[at : at + chunk]
+
+    return step_and_copies
 
 
 def make_step(optimizer: Any, width: int = WIDTH, layers: int = LAYERS) -> Step:
