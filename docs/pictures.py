@@ -36,9 +36,9 @@ FLOORS = (
 #: Step time relative to the step without communication of the same run: model -> tool -> ratio; and, between two hosts
 #: at 1 Gbit/s, milliseconds. From docs/performance/results.md, which has the commands.
 STEP_RATIOS = {
-    "MLP, 8 x 1024x1024": {"hvdkit": 1.15, "Horovod": 1.41, "DDP (Gloo)": 1.61},
-    "small conv net": {"hvdkit": 1.13, "Horovod": 1.26, "DDP (Gloo)": 1.54},
-    "101 small layers": {"hvdkit": 1.31, "Horovod": 1.76, "DDP (Gloo)": 2.18},
+    "MLP, 8 x 1024x1024": {"hvdkit": 1.13, "Horovod": 1.36, "DDP (Gloo)": 1.72},
+    "small conv net": {"hvdkit": 1.11, "Horovod": 1.28, "DDP (Gloo)": 1.58},
+    "101 small layers": {"hvdkit": 1.40, "Horovod": 1.79, "DDP (Gloo)": 2.55},
 }
 
 _STYLE = """<style>
