@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from hvdkit.exit_codes import TRY_AGAIN
 
 
-def page_of(kind: type[BaseException]) -> str:
-    """Return the place in the documentation that describes an error of hvdkit's; "" for any other error.
+def describing_command(kind: type[BaseException]) -> str:
+    """Return the command that prints the description of an error of hvdkit's; "" for any other error.
 
-    A subclass that is not listed there is described by its base.
+    It needs no network and no clone. A subclass in another module is described by its base here.
     """
     for base in kind.__mro__:
         if base.__module__ == __name__:
-            return f"docs/reference/errors.md#{anchor_of(base.__name__)}"
+            return f"python -m pydoc {__name__}.{base.__name__}"
     return ""
-
-
-def anchor_of(name: str) -> str:
-    """Return the anchor of a class of errors: error-rank-lost for RankLostError."""
-    return f"error-{re.sub(r'(?<=[a-z])(?=[A-Z])', '-', name.removesuffix('Error')).lower()}"
 
 
 class HvdkitError(Exception):

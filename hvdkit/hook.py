@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-from hvdkit.errors import page_of
+from hvdkit.errors import describing_command
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -70,8 +70,8 @@ def _show(
     # torch.distributed's hook has what ours says written to memory, to show it later; but this process ends here.
     stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
     # One write, so that the lines of several failing ranks do not mix.
-    page = page_of(kind)
-    more = f" See {page} of hvdkit's source." if page else ""
+    command = describing_command(kind)
+    more = f" `{command}` describes it." if command else ""
     head = f"hvdkit: rank {rank} on {host} failed with {kind.__name__}; ending the job.{more}\n"
     try:
         with contextlib.redirect_stderr(stream or sys.stderr):

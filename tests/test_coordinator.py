@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdkit.config import read_config
 from hvdkit.engine.named.coordinator import Coordinator, Item, Numbers
 from hvdkit.engine.named.operation import JOINING, AllJoined, Announcement, Answer, Failed, Ready
+from hvdkit.engine.observe.stall import Stalls
 
 _ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
 _OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))
@@ -154,3 +157,22 @@ def test_all_that_wait_are_ready_when_the_last_one_joins() -> None:
     assert ranks.hear() == ["ready a (1,)"]
     ranks.join(0)
     assert isinstance(ranks.take_answers()[0], AllJoined)
+
+
+def test_a_stalled_job_that_goes_on_is_told_how_to_see_its_stacks_and_one_that_ends_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HVDKIT_JOB", "77@here")
+    coordinator = Coordinator(2, _who)
+    coordinator.announce(1 << 0, [("loss", _ASKED)], 0.0)
+    for now, limit in ((3.0, 0.0), (6.0, 5.0)):
+        config = read_config({"HVDKIT_STALL_CHECK_S": "2", "HVDKIT_STALL_SHUTDOWN_S": f"{limit:g}"})
+        stalls = Stalls(config, _who, clock=functools.partial(float, now))
+        stalls.hear(1, "  in save\n")
+        stalls.look(coordinator, ask=lambda rank: None)
+    (warning,) = caplog.messages
+    (failed,) = coordinator.answers
+    assert isinstance(failed, Failed)
+    assert "run `hvdkit stacks 77` on here" in warning and "hvdkit stacks" not in str(failed)
+    for said in (warning, str(failed)):
+        assert "rank 1" in said and "in save" in said

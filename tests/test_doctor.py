@@ -24,6 +24,7 @@ from hvdkit.tools.doctor.evaluate import check_host
 from hvdkit.tools.doctor.facts import Accelerators, Horovod, HvdrunMpi, Launcher, MpiLibrary
 from hvdkit.tools.doctor.findings import Finding, exit_code, sort_findings
 from hvdkit.tools.doctor.hosts.session import OF_PYTHON, OF_SSH
+from hvdkit.transport.mpi.library import shorten_load_error
 
 MPICH_ON_PATH = (Launcher("mpirun", "/usr/bin/mpirun", "mpich", "4.0"),)
 
@@ -234,6 +235,17 @@ def test_a_probe_that_dies_says_how(tmp_path: Path) -> None:
     assert answer["error"].startswith("it was killed by SIGABRT")
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise RuntimeError('cannot load MPI library')")
     assert run_probe("load_mpi", {"PYTHONPATH": str(tmp_path)}, 20) == {"error": "cannot load MPI library"}
+
+
+def test_a_missing_mpi_library_is_said_once_and_any_other_error_of_loading_in_full() -> None:
+    gone = "{}: cannot open shared object file: No such file or directory".format
+    missing = ["cannot load MPI library", gone("/env/lib/libmpi.so"), gone("/env/lib/libmpi.so.12"), gone("libmpi.so")]
+    said = "there is no libmpi.so or libmpi.so.12 in /env/lib or the folders of the system"
+    for separator in ("\n", " "):  # as mpi4py and as the probe write it
+        assert shorten_load_error(separator.join(missing)) == said
+    for other in (gone("libhwloc.so.15"), "/env/lib/libmpi.so.40: wrong ELF class"):
+        whole = "\n".join([*missing, other])
+        assert shorten_load_error(whole) == whole
 
 
 def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

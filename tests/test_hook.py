@@ -103,8 +103,11 @@ def test_other_threads_are_left_alone() -> None:
     assert done.returncode == 0 and done.stdout == "still here\n" and "ZeroDivisionError" in done.stderr
 
 
-def test_an_error_of_hvdkit_names_the_page_that_describes_it() -> None:
+def test_an_error_of_hvdkit_comes_with_a_command_that_describes_it() -> None:
     done = run(
         "from hvdkit.errors import RankLostError\ninstall_exception_hook(0, 'here', None)\nraise RankLostError('x')"
     )
-    assert "See docs/reference/errors.md#error-rank-lost of hvdkit's source." in done.stderr.splitlines()[0]
+    command = "python -m pydoc hvdkit.errors.RankLostError"
+    assert done.stderr.splitlines()[0].endswith(f"`{command}` describes it.")
+    said = subprocess.run([sys.executable, *command.split()[1:]], capture_output=True, text=True, timeout=60).stdout
+    assert "Another rank has ended while this rank was waiting for it." in said

@@ -66,7 +66,7 @@ def test_each_rank_has_a_full_log_and_the_folder_is_made(tmp_path: Path) -> None
 def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
     done = hvdrun(3, f"if rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
     assert done.returncode == code, done.stderr.decode()
-    assert f"failed with exit code {code}; stopped the other 2." in done.stderr.decode()
+    assert f"failed with exit code {code}; stopped the other 2 ranks." in done.stderr.decode()
     assert re.search(r"hvdrun: rank 1 on \S+ failed", done.stderr.decode())
     assert any(line.endswith("why") for line in lines(done.stderr))
 

@@ -128,13 +128,12 @@ def _sentence(text: str) -> str:
 
 
 def errors_page() -> str:
-    """Describe each class of error, under an anchor of its own."""
+    """Describe each class of error."""
     lines: list[str] = []
     for name, kind in vars(hvdkit.errors).items():
         if isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == hvdkit.errors.__name__:
             bases = ", ".join(base.__name__ for base in kind.__bases__)
             lines += [
-                f"({hvdkit.errors.anchor_of(name)})=",
                 f"## {name}\n",
                 f"A kind of {bases}.\n",
                 _docstring(kind),

@@ -54,7 +54,7 @@ def test_a_rank_that_fails_fails_the_job(slurm: Slurm, tmp_path: Path) -> None:
     script = f"{HVDRUN} -np 4 -H node1:2,node2:2 sh -c 'sleep 1; [ $OMPI_COMM_WORLD_RANK != 3 ] || exit 3; sleep 60'"
     code, output = slurm.batch(tmp_path, script, *TWO_BY_TWO)
     assert code == 3, output
-    assert "rank 3 on node2 failed with exit code 3; stopped the other 3." in output
+    assert "rank 3 on node2 failed with exit code 3; stopped the other 3 ranks." in output
 
 
 def test_mpirun_in_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hvdkit.config import Config
-from hvdkit.engine.observe.stall import describe_stacks
+from hvdkit.engine.observe.stall import describe_stacks, tell_command
 from hvdkit.log import logger
 
 _ANSWER_S = 1.0  # how long ranks are waited for that have been asked where they are
@@ -149,7 +149,7 @@ class StepBooks:
             self._stop(f"{report}It was aborted after stall_shutdown_s={self._shutdown_s:g} s")
         else:
             slow.reported_s = seconds
-            logger.warning("%s", report)
+            logger.warning("%s%s", report, tell_command())
 
     def _progressed(self, slow: _Slow) -> bool:
         """Has any rank ended a step or begun a collective since it was asked before?"""

@@ -26,15 +26,18 @@ def main_thread_stack() -> str:
 
 
 def tell_command() -> str:
-    """A line with the command that shows all ranks' stacks; "" for a job that hvdrun has not started."""
+    """A line with the command that shows all ranks' stacks, for a report of a job that goes on.
+
+    "" for a job that hvdrun has not started.
+    """
     job, host = read_job()
     return f"To see what all ranks are doing now, run `hvdkit stacks {job}` on {host}.\n" if job else ""
 
 
 def describe_stacks(ranks: Sequence[int], stacks: Mapping[int, str], who: Callable[[int], str]) -> str:
-    """What these ranks do, and how to see more. stacks: of those that have answered. who: names a rank."""
+    """What these ranks do. stacks: of those that have answered. who: names a rank."""
     silent = "It does not answer: its process has ended or hangs outside of Python.\n"
-    return "".join(f"What {who(rank)} is doing:\n{stacks.get(rank, silent)}" for rank in ranks) + tell_command()
+    return "".join(f"What {who(rank)} is doing:\n{stacks.get(rank, silent)}" for rank in ranks)
 
 
 class Stalls:
@@ -75,7 +78,7 @@ class Stalls:
                 coordinator.give_up(wait.name, f"{why}It was aborted after stall_shutdown_s={self._shutdown_s:g} s.")
             else:
                 self._reported[wait.name] = wait.seconds
-                logger.warning("%s", self._describe(wait))
+                logger.warning("%s%s", self._describe(wait), tell_command())
 
     def _due(self, wait: Waiting) -> bool:
         return self._check_s > 0 and wait.seconds - self._reported.get(wait.name, 0.0) >= self._check_s

@@ -11,6 +11,8 @@ from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
 from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss
 
+_CHECK_HOSTS = "Check the hosts: run `hvdkit doctor` with the same options for hosts (-H, --hostfile, -p)"
+
 
 class Outcome(enum.Enum):
     """How a job ended, as far as it matters for starting it again."""
@@ -75,7 +77,7 @@ def conclude(
         started = ", ".join(dict.fromkeys(host for _, host in sorted(ranks.hosts.items()))) or "none"
         line = (
             f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts on which ranks started: "
-            f"{started}. Check the other hosts with `hvdkit doctor`, or give them more time (--start-timeout)."
+            f"{started}. {_CHECK_HOSTS}, or give them more time (--start-timeout)."
         )
         return JobResult(2, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
     altered = sorted(rank for rank, state in ranks.states.items() if state.tampering)
@@ -96,7 +98,7 @@ def conclude(
         line = f"every rank ended with exit code 0, but mpirun ended with status {code}."
         return JobResult(code, (line,), show_launcher=True)
     if missing:
-        line = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started."
+        line = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started. {_CHECK_HOSTS}."
         return JobResult(code or 1, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
     unfinished = sorted(rank for rank, end in ranks.ended.items() if end.ended_by)
     return _died(code, f"mpirun ended the job with status {code}; {_name(unfinished)} had not finished.")
@@ -124,7 +126,7 @@ def _blame(
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
-    stopped = f"; stopped the other {rest}" if rest > 0 else ""
+    stopped = f"; stopped the other {'rank' if rest == 1 else count_ranks(rest)}" if rest > 0 else ""
     lines = [f"{describe_loss(ranks, first)}{stopped}.{log}"]
     if end.tail and not is_shown(first, end):  # otherwise the lines are on the screen, above this
         lines += ["its last lines:", *(f"    {line.rstrip()}" for line in end.tail)]

@@ -30,10 +30,10 @@ _SAME_MOMENT_S = 0.3
 _SHELLS_SIGNAL = 128
 _MOST_KEYS = 1000
 _HINTS = {
-    signal.SIGKILL: ", often because the system is out of memory",
-    signal.SIGSEGV: ", a memory fault in compiled code",
-    signal.SIGBUS: ", often because /dev/shm or a disk is full",
-    signal.SIGABRT: ", a failed check in compiled code",
+    signal.SIGKILL: ", often because the system is out of memory (see dmesg there)",
+    signal.SIGSEGV: ", a memory fault in compiled code (PYTHONFAULTHANDLER=1 shows where)",
+    signal.SIGBUS: ", often because /dev/shm or a disk is full (see df there)",
+    signal.SIGABRT: ", a failed check in compiled code (PYTHONFAULTHANDLER=1 shows where)",
 }
 
 

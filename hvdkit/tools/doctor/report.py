@@ -41,9 +41,8 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
         )
         console.print(f"    {escape(finding.cure)}", highlight=False, soft_wrap=True)
     if findings and not quiet:
-        first = escape(findings[0].name)
         console.print(
-            f"Each finding is described in docs/reference/findings.md of hvdkit's source (#finding-{first}).",
+            "What doctor examines is described in docs/guides/doctor.md of hvdkit's source.",
             highlight=False,
             soft_wrap=True,
         )

