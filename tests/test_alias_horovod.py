@@ -81,6 +81,7 @@ from horovod.common.exceptions import HorovodInternalError
 import hvdkit.common.exceptions, hvdkit.common.util
 assert HorovodInternalError is hvdkit.common.exceptions.HorovodInternalError
 assert horovod.common.util is hvdkit.common.util and horovod.__version__ == "0.28.1"
+assert horovod.__file__ == hvdkit.__file__
 assert hvdkit.common.util.__spec__.name == "hvdkit.common.util"
 import horovod.torch as hvd, horovod.torch.mpi_ops, hvdkit.torch
 assert hvd is hvdkit.torch and horovod.torch.mpi_ops is hvdkit.torch.mpi_ops and "tensorflow" not in sys.modules
@@ -295,7 +296,7 @@ set_session(tf.Session())
 tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=tf.compat.v1.ConfigProto()))
 tf.set_random_seed(1)
 for use in (lambda: tf.placeholder(tf.float32), lambda: tf.Session().run(0), lambda: tf.train.AdamOptimizer(1.0),
-            lambda: horovod.tensorflow.BroadcastGlobalVariablesHook(0), lambda: tf.compat.v1.disable_eager_execution()):
+            lambda: horovod.tensorflow.broadcast_global_variables(0), lambda: tf.compat.v1.Session().run(0)):
     try:
         use()
     except (AttributeError, ImportError, RuntimeError) as error:
@@ -349,3 +350,36 @@ def test_the_old_paths_of_keras_lead_somewhere() -> None:
     assert set(modules.parents()) == {
         "", "backend", "callbacks", "initializers", "layers", "mixed_precision", "optimizers", "preprocessing", "utils",
     }  # fmt: skip
+
+
+SESSIONS = """
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import horovod.tensorflow as hvd
+
+hvd.init()
+class Session(tf.Session):
+    pass
+x = tf.placeholder(tf.float32, [])
+weight = tf.get_variable("weight", initializer=float(hvd.rank() + 1))
+train = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(0.5)).minimize(x * weight)
+with Session(config=tf.ConfigProto()) as session:
+    assert isinstance(session, tf.Session)
+    session.run(tf.global_variables_initializer())
+    session.run(hvd.broadcast_global_variables(0))
+    session.run(train, {x: 1.0 + 2 * hvd.rank()})
+    print("weight", session.run(weight))
+import keras
+try:
+    keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]).compile("sgd", "mse")
+except RuntimeError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_script_with_graphs_and_sessions_and_without_keras(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    said = run_script(tmp_path, SESSIONS)
+    assert said.count("weight 0.0") == 2 and said.count("Keras 3 needs eager execution") == 2, said

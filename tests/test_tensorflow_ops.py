@@ -60,6 +60,11 @@ def test_sessions() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:in_sessions")
 
 
+@pytest.mark.parametrize("case", ["as_one_process", "at_once", "refused"])
+def test_optimizers_of_sessions(case: str) -> None:
+    run_check(3, "tensorflow", f"tensorflow_sessions:{case}")
+
+
 def test_names_are_given_when_a_function_is_traced() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:traced_names")
 

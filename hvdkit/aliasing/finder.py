@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -97,5 +98,6 @@ class _Made:
 
     def exec_module(self, module: ModuleType) -> None:
         setattr(module, MARK, True)
+        module.__file__ = str(Path(__file__).parents[1] / "__init__.py")  # scripts log where their Horovod is
         if module.__name__ == "horovod":
             module.__version__ = VERSION  # type: ignore[attr-defined]

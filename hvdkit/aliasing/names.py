@@ -39,16 +39,8 @@ REFUSED = {
     "horovod.common.basics": "Use rank(), size(), init() and similar functions of horovod.torch or horovod.tensorflow",
 }
 
-_TF1 = "neither hvdkit nor Keras 3 supports the sessions and graphs of TensorFlow 1"
-_VARIABLES = (
-    "use hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) after the first step, or "
-    "BroadcastGlobalVariablesCallback(0) of horovod.tensorflow.keras in fit()"
-)
-
 #: (module, name) of Horovod's functions and classes that hvdkit lacks -> what is said when one is called.
 CALLS = {
-    ("horovod.tensorflow", "BroadcastGlobalVariablesHook"): f"{_TF1}; {_VARIABLES}",
-    ("horovod.tensorflow", "broadcast_global_variables"): f"{_TF1}; {_VARIABLES}",
     ("horovod.tensorflow", "LocalGradientAggregationHelper"): (
         "it is internal to Horovod; use DistributedOptimizer(optimizer, backward_passes_per_step=n)"
     ),

@@ -1,17 +1,25 @@
-"""TensorFlow 1's names: those with a meaning today are found; those of sessions and graphs raise an error.
+"""TensorFlow 1's names in `tf`: those with a meaning today are found; those of sessions and graphs raise an error.
 
+In tf.compat.v1 sessions and graphs work as TensorFlow has them. Keras 3 does not work in them, see check_eager().
 Experimental, as the patches of Keras: it adds names to the module tensorflow.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
 from hvdkit.aliasing.said import warn_once
 
+_WITHOUT_KERAS = (
+    "If the script does not use Keras, it can keep its graphs: `import tensorflow.compat.v1 as tf; "
+    "tf.disable_v2_behavior()`."
+)
 _LOOP = "write the training step with tf.GradientTape and hvd.DistributedGradientTape, or use Keras's fit()"
+
+_EAGER = f"there is no graph to run, as TensorFlow 2 executes eagerly; {_LOOP}. {_WITHOUT_KERAS}"
 
 #: Names of `tf`, a dot below it too -> what to write.
 REFUSED = {
@@ -23,8 +31,8 @@ REFUSED = {
     "layers": "use keras.layers",
     "contrib": "most of it has moved to keras or tf.data",
     "estimator": "use keras.Model and fit()",
-    "disable_eager_execution": "Keras 3 needs eager execution; remove the call",
-    "disable_v2_behavior": "Keras 3 needs eager execution; remove the call",
+    "disable_eager_execution": "remove the call",
+    "disable_v2_behavior": "remove the call",
     "train.MonitoredTrainingSession": _LOOP,
     "train.SessionRunHook": _LOOP,
     "train.StopAtStepHook": _LOOP,
@@ -48,11 +56,8 @@ AUTO_REUSE assign Print summary_v1 OptimizerOptions random_normal random_uniform
 FixedLenSequenceFeature VarLenFeature python_io trainable_variables global_variables matrix_inverse log1p
 """.split()
 
-#: What goes back to graphs -> where it is made.
-_GRAPHS_AGAIN = {
-    "disable_eager_execution": "tensorflow.python.framework.ops",
-    "disable_v2_behavior": "tensorflow.python.compat.v2_compat",
-}
+#: Names of REFUSED that are not in tf.compat.v1 either, or not without Keras 2.
+_NOWHERE = ("layers", "contrib", "estimator")
 
 
 def apply(tf: ModuleType) -> None:
@@ -60,15 +65,11 @@ def apply(tf: ModuleType) -> None:
     if not tf.__version__.startswith("2."):
         return
     _replace(tf, "Session", _Session)
-    _replace(tf.compat.v1, "Session", _Session)
+    _replace(tf.compat.v1, "Session", _session_class(tf))
     _look_further(tf, "")
     _look_further(tf.train, "train.")
     _look_further(tf.random, "random.")
     _replace(tf.compat.v1, "keras", _V1Keras("tensorflow.compat.v1.keras"))
-    for name, home in _GRAPHS_AGAIN.items():
-        refuse = _refused(name)
-        _replace(tf.compat.v1, name, refuse)
-        setattr(importlib.import_module(home), name, refuse)
 
 
 def _replace(module: Any, name: str, value: Any) -> None:
@@ -91,11 +92,20 @@ class _V1Keras(ModuleType):
 def explain(name: str) -> str:
     """What is said of a name that TensorFlow 1 had below `tf`; "" for one that it does not know."""
     way = REFUSED.get(name)
-    return (
-        f"tf.{name} belongs to TensorFlow 1 and its graphs, which Keras 3 and hvdkit do not support: {way}."
-        if way
-        else ""
-    )
+    if not way:
+        return ""
+    said = f"tf.{name} belongs to TensorFlow 1 and its graphs, which Keras 3 does not support: {way}."
+    return said if name in _NOWHERE else f"{said} {_WITHOUT_KERAS}"
+
+
+def check_eager(call: str) -> None:
+    """Raise RuntimeError if a script has Keras 3 work where eager execution is disabled."""
+    tf = sys.modules.get("tensorflow")
+    if tf is not None and not tf.compat.v1.executing_eagerly_outside_functions():
+        raise RuntimeError(
+            f"{call} was called in a graph of TensorFlow 1, or after tf.compat.v1.disable_eager_execution() or "
+            f"disable_v2_behavior(). Keras 3 needs eager execution: remove these calls and tf.Graph()."
+        )
 
 
 def _look_further(module: ModuleType, prefix: str) -> None:
@@ -120,11 +130,16 @@ def _look_further(module: ModuleType, prefix: str) -> None:
     module.__getattr__ = find  # type: ignore[method-assign]
 
 
-def _refused(name: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(explain(name))
+def _session_class(tf: ModuleType) -> Any:
+    """tf.compat.v1.Session: TensorFlow's where there is a graph to run, else _Session."""
+    own: Any = tf.compat.v1.Session
 
-    return refuse
+    def create(cls: Any, target: Any = "", graph: Any = None, config: Any = None) -> Any:
+        if graph is None and tf.executing_eagerly():
+            return _Session(target, graph, config)  # no object of the class, so that its __init__() is not called
+        return object.__new__(cls)
+
+    return type("Session", (own,), {"__new__": create, "__module__": own.__module__, "__doc__": own.__doc__})
 
 
 class _Session:
@@ -136,10 +151,10 @@ class _Session:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AttributeError(f"tf.Session.{name}: TensorFlow 2 has no sessions; {_LOOP}.")
+        raise AttributeError(f"tf.Session.{name}: {_EAGER}")
 
     def __enter__(self) -> NoReturn:
-        raise RuntimeError(f"with tf.Session(): TensorFlow 2 has no sessions; {_LOOP}.")
+        raise RuntimeError(f"with tf.Session(): {_EAGER}")
 
     def __exit__(self, *_: object) -> None: ...
 

@@ -9,6 +9,7 @@ from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.optimizer import DistributedOptimizer as distribute
+from hvdkit.tensorflow import session_optimizer
 from hvdkit.tensorflow.compression import Compression, Compressor
 
 
@@ -33,12 +34,29 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks; see hvdkit.keras.DistributedOptimizer.
 
-    use_locking: as in Horovod; accepted. Raises TypeError for an optimizer of TensorFlow 1: make a tf.keras one.
+    An optimizer of tf.compat.v1.train, for graphs and sessions, is taken too, with the arguments compression,
+    sparse_as_dense, op, gradient_predivide_factor and process_set; ValueError for others.
+    use_locking: as in Horovod; accepted. Raises TypeError for an optimizer of another kind.
     """
+    if session_optimizer.is_session_optimizer(optimizer):
+        return session_optimizer.distribute(
+            optimizer,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            process_set=process_set,
+            unsupported={
+                "backward_passes_per_step": backward_passes_per_step != 1,
+                "strategy": strategy is not None,
+                "shard": shard is not None,
+            },
+        )
     if not (isinstance(optimizer, str) or hasattr(optimizer, "apply")):
         raise TypeError(
-            f"DistributedOptimizer() takes optimizers of tf.keras (Keras 3), not {type(optimizer).__name__}. Use an "
-            f"optimizer of tf.keras.optimizers, or hvd.DistributedGradientTape() with any optimizer."
+            f"DistributedOptimizer() takes optimizers of tf.keras (Keras 3) and of tf.compat.v1.train, not "
+            f"{type(optimizer).__name__}. Use an optimizer of tf.keras.optimizers, or hvd.DistributedGradientTape() "
+            f"with any optimizer."
         )
     return distribute(
         optimizer,

@@ -59,6 +59,7 @@ from hvdkit.tensorflow.ops import (
     join,
     reducescatter,
 )
+from hvdkit.tensorflow.session_optimizer import BroadcastGlobalVariablesHook, broadcast_global_variables
 from hvdkit.tensorflow.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 from hvdkit.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvdkit.tensorflow.world_ops import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -92,6 +94,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",

@@ -53,8 +53,8 @@ class TensorFlowState(ObjectState):
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
         if session is not None:
             raise ValueError(
-                "TensorFlowState(): session belongs to TensorFlow 1, which hvdkit does not support. Remove the "
-                "argument."
+                "TensorFlowState() got a session of TensorFlow 1, whose variables elastic jobs do not save. Use "
+                "eager execution and remove the argument, or train without --elastic."
             )
         super().__init__(broadcast_object, variables=list(variables or ()), **kwargs)
 

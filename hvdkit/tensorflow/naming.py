@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -38,10 +39,10 @@ def operation_name(kind: str, name: str | None, process_set: ProcessSet) -> str 
         return name
     graph = tf.compat.v1.get_default_graph()
     if name is None:
-        return f"graph.{_place(graph)}{_count(graph, kind, process_set, None)}"
+        return f"graph.{_place(graph)}{count(graph, kind, process_set, None)}"
     if not in_session():
         return name
-    return _numbered(name, _count(graph, kind, process_set, name))
+    return _numbered(name, count(graph, kind, process_set, name))
 
 
 def gradient_name(kind: str, forward_kind: str, forward: str | None, process_set: ProcessSet) -> str | None:
@@ -52,14 +53,15 @@ def gradient_name(kind: str, forward_kind: str, forward: str | None, process_set
     if tf.executing_eagerly() or forward is None:
         return operation_name(kind, None, process_set)
     name = f"{forward}.{forward_kind}_gradient"
-    return _numbered(name, _count(tf.compat.v1.get_default_graph(), kind, process_set, name))
+    return _numbered(name, count(tf.compat.v1.get_default_graph(), kind, process_set, name))
 
 
 def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}.{number}"
 
 
-def _count(graph: Any, kind: str, process_set: ProcessSet, name: str | None) -> int:
+def count(graph: Any, kind: str, process_set: ProcessSet, name: Hashable) -> int:
+    """How often this graph has asked for this, the call included."""
     key = (kind, tuple(process_set.ranks or ()), name)
     counter = _counts.setdefault(graph, Counter())
     counter[key] += 1

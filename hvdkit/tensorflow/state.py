@@ -59,10 +59,9 @@ def broadcast_object(
 ) -> T:
     """Return the object of rank root_rank on every rank. obj: can be pickled; on the other ranks it is ignored.
 
-    session: of TensorFlow 1, must be None. Call it from Python, not from a graph.
+    session: accepted as in Horovod, and ignored. Call it from Python, not from a graph.
     Raises ValueError for a root that does not exist, NotInitializedError before init().
     """
-    _check_session(session, "broadcast_object()")
     return job_objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -70,7 +69,6 @@ def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[T], T]:
     """Return broadcast_object() as a function of the object, with these arguments; raises the same errors."""
-    _check_session(session, "broadcast_object_fn()")
 
     def broadcast(obj: T) -> T:
         return job_objects.broadcast_object(obj, root_rank, name, process_set)
@@ -84,15 +82,7 @@ def allgather_object(
 ) -> list[T]:
     """Return the list of the objects of all ranks of the set, in rank order, on every rank. obj: can be pickled.
 
-    session: of TensorFlow 1, must be None. Call it from Python, not from a graph.
+    session: accepted as in Horovod, and ignored. Call it from Python, not from a graph.
     Raises NotInitializedError before init().
     """
-    _check_session(session, "allgather_object()")
     return job_objects.allgather_object(obj, name, process_set)
-
-
-def _check_session(session: Any, call: str) -> None:
-    if session is not None:
-        raise ValueError(
-            f"{call}: session belongs to TensorFlow 1, which hvdkit does not support. Remove the argument."
-        )

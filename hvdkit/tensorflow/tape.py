@@ -17,9 +17,10 @@ from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.tensorflow import gpu
 from hvdkit.tensorflow.compression import Compression, Compressor
+from hvdkit.tensorflow.naming import count
 from hvdkit.tensorflow.ops import grouped_allreduce
 from hvdkit.tensorflow.sync import GradientSync
-from hvdkit.tensorflow.tracing import in_python
+from hvdkit.tensorflow.tracing import in_python, in_session
 from hvdkit.tensorflow.variables import describe
 
 #: Reduces gradients (second argument) of variables (first).
@@ -136,7 +137,7 @@ def DistributedGradientTape(
     tape: Any = object.__new__(type(own.__name__, (_DistributedTape, own), {"__module__": own.__module__}))
     tape.__dict__.update(gradtape.__dict__)
     if strategy is None:
-        reduce = _make_reduce(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
+        reduce = reduction(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
     else:
         options = gradient_options(op, gradient_predivide_factor, compression)
         _check_strategy(strategy, op, gradient_predivide_factor != 1.0, options.wire != "none")
@@ -146,13 +147,14 @@ def DistributedGradientTape(
     return tape
 
 
-def _make_reduce(
+def reduction(
     compression: type[Compressor] | Coded,
     sparse_as_dense: bool,
     op: ReduceOp,
     predivide: float,
     process_set: ProcessSet,
 ) -> Reduce:
+    """What reduces the gradients of a step, without a strategy of the user's; arguments of DistributedGradientTape."""
     options = None if op is Adasum else gradient_options(op, predivide, compression)
     if options is None:
         wire_of(compression)
@@ -208,14 +210,17 @@ def _dense(gradient: Any, wanted: bool) -> Any:
 
 
 #: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same and
-#: are on the same GPU, and after another init(), as graphs do.
+#: are on the same GPU, and after another init(), as graphs do. In a graph for sessions each reduction has its own, as
+#: several may run at the same time.
 _syncs: dict[Any, GradientSync] = {}
 
 
 def _find_sync(
     variables: Sequence[Any], how: ReduceOptions | Strategy, process_set: ProcessSet, sparse_as_dense: bool
 ) -> GradientSync:
-    key = (describe(variables), how, process_set, sparse_as_dense, gpu.gpu_for(variables))
+    key: tuple[Any, ...] = (describe(variables), how, process_set, sparse_as_dense, gpu.gpu_for(variables))
+    if in_session():
+        key = *key, count(tf.compat.v1.get_default_graph(), "gradients", process_set, key)
     if key not in _syncs:
         strategy = AllReduce(how) if isinstance(how, ReduceOptions) else how
         _syncs[key] = GradientSync(

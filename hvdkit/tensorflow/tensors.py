@@ -28,7 +28,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(dtype.as_numpy_dtype) for dty
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype (TensorFlow's, or in its words) among those that travel; TypeError for another one."""
     try:
-        return NAMES[tf.as_dtype(dtype)]
+        return NAMES[tf.as_dtype(dtype).base_dtype]  # of a reference, as old variables of graphs have it, too
     except KeyError:
         raise TypeError(
             f"{tf.as_dtype(dtype).name} cannot be sent between ranks. Cast the tensor to one of "

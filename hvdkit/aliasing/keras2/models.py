@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from hvdkit.aliasing.said import warn_once
+from hvdkit.aliasing.tensorflow1 import check_eager
 
 #: Arguments of compile() that Keras 3 has not, and which may be left out.
 _COMPILE = ("experimental_run_tf_function", "distribute", "sample_weight_mode", "run_tf_function", "cloning")
@@ -39,6 +40,8 @@ def apply(keras: ModuleType) -> None:
 def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def compile(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
+        if keras.backend.backend() == "tensorflow":
+            check_eager("model.compile()")
         for name in _COMPILE:
             if name in kwargs:
                 warn_once(f"compile({name}=...) was removed in Keras 3; the argument is ignored.")

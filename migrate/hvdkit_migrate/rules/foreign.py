@@ -71,8 +71,9 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
             "tensorflow.train.RMSPropOptimizer",
         ),
     ): (
-        "TensorFlow 1 graphs and sessions are not supported.",
-        "a loop with tf.GradientTape, as examples/tensorflow2_digits.py",
+        "Keras 3 does not support graphs and sessions of TensorFlow 1.",
+        "a loop with tf.GradientTape, as examples/tensorflow2_digits.py; or, without Keras, keep the script and run it "
+        "with hvdrun --alias-horovod",
     ),
     ("tensorflow.distribute.",): (
         "tf.distribute is a second distribution strategy beside hvdkit.",
