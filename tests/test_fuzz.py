@@ -275,8 +275,8 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
     "launch.agent.rank_identity.identify_rank": (
         rank_identity.identify_rank,
         _variables(
-            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE"),
-            *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
+            *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         ),
         (),
     ),

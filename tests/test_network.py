@@ -131,7 +131,6 @@ def arrival(rank: int, size: int, host: str, *, fabric: bool = False) -> Registr
 def test_each_rank_is_told_of_its_hosts_ranks_and_interface() -> None:
     arrivals = {rank: arrival(rank, 3, host) for rank, host in enumerate("aab")}
     told = plan_start_orders(arrivals, JOB, (24, 80, True)).by_rank
-    assert [told[rank]["local_size"] for rank in range(3)] == [2, 2, 1]
     assert [told[rank]["window"] for rank in range(3)] == [(24, 80, True), None, None]
     assert [told[rank]["variables"]["GLOO_SOCKET_IFNAME"] for rank in range(3)] == ["eth1", "eth1", "eth2"]
     assert told[0]["variables"]["OMPI_MCA_pml"] == "ob1"  # nothing but TCP is there
@@ -155,7 +154,6 @@ def test_on_one_host_there_is_nothing_to_choose() -> None:
     orders = plan_start_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, job)
     assert orders.by_rank[1] == {
         "window": None,
-        "local_size": 2,
         "one_host": True,
         "variables": {},
         "cores": {"sharers": 2},

@@ -140,7 +140,6 @@ def plan_start_orders(
     orders: dict[int, dict[str, Any]] = {
         rank: {
             "window": window if rank == 0 else None,
-            "local_size": counts[each.host],
             "one_host": one_host,
             "variables": {
                 **variables.get(each.host, {}),
