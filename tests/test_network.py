@@ -24,7 +24,6 @@ from hvdkit.launch.plan.registration import (
     Registration,
     check_layout,
     check_registration,
-    parse_registration,
     plan_start_orders,
 )
 
@@ -174,16 +173,6 @@ def test_ranks_that_are_piled_on_one_host_are_noticed_by_number_not_by_name() ->
     assert check_layout(planned, {0: "a", 1: "a", 2: "b", 3: "b"}) == ""
     assert "4 on a instead of 2 on a.site.org, 2 on b.site.org" in check_layout(planned, dict.fromkeys(range(4), "a"))
     assert check_layout((), dict.fromkeys(range(4), "a")) == ""
-
-
-def test_what_no_agent_says_is_refused() -> None:
-    for hello in (
-        {},
-        {"rank": "x", "size": 1, "host": "a"},
-        {"rank": 0, "size": 1, "host": "a", "interfaces": [[1, 2, 3, 4]]},
-    ):
-        with pytest.raises((ValueError, KeyError)):
-            parse_registration(hello)
 
 
 def test_this_machines_addresses_are_read_without_its_loopback() -> None:
