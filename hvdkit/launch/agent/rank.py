@@ -104,7 +104,8 @@ class Agent:
         identity = self.identity
         hello: dict[str, Any] = {"rank": identity.rank, "size": identity.size, "host": identity.host}
         hello.update(joins=identity.joins)
-        hello.update(process=name_process(environ), machine=probe_host(environ), ports=list(self.held_ports))
+        hello.update(process=name_process(environ), machine=probe_host(environ))
+        hello.update(ports=[holder.getsockname()[1] for holder in self.held_ports])
         if self.control.address:
             hello.update(address=self.control.address, interfaces=read_interfaces(), fabric=has_fabric())
         self.control.send(wire.HELLO, json.dumps(hello).encode())
