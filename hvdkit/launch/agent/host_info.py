@@ -208,9 +208,7 @@ def plan_share(allowed: Collection[int], order: Mapping[str, Any]) -> Share:
 
 def allowed_cpus() -> frozenset[int]:
     """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
@@ -254,12 +252,7 @@ _Entry._fields_ = (
 
 
 def read_interfaces() -> list[list[object]]:
-    """List [name, address, length of the subnet's prefix, Mbit/s or 0] of each address that is up, without loopback's.
-
-    Empty where the system is not Linux.
-    """
-    if not sys.platform.startswith("linux"):
-        return []
+    """List [name, address, length of the subnet's prefix, Mbit/s or 0] of each address that is up, but loopback's."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Entry)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -301,9 +294,8 @@ def has_fabric() -> bool:
 
 def probe_host(environ: Mapping[str, str]) -> dict[str, object]:
     """Report the cores that may be used, their number, GPUs, MiB free for shared memory (-1: none) and the Python."""
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return {
-        "allowed": allowed,
+        "allowed": sorted(allowed_cpus()),
         "cores": os.cpu_count() or 1,
         "shared_mib": _free_mib(environ.get("HVDKIT_SHARED_DIRECTORY") or "/dev/shm"),
         "python": ".".join(map(str, sys.version_info[:3])),

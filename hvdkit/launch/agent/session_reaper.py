@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -72,7 +71,7 @@ def _reap(source: int, steps: Steps, folder: str, lock: int) -> None:
         signal.set_wakeup_fd(-1)
         # Whoever reads what this process has open would otherwise wait for its end too.
         os.dup2(source, 0)
-        for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(256)):
+        for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 os.close(-1 if int(name) in (0, lock) else int(name))
         report = b""
@@ -91,8 +90,6 @@ def _reap(source: int, steps: Steps, folder: str, lock: int) -> None:
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
     """Make a function for a child process that has Linux send it a signal when its parent ends."""
-    if not sys.platform.startswith("linux"):
-        return lambda: None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask() -> None:
@@ -119,9 +116,7 @@ def read_process(process: int, name: str) -> str:
 
 
 def list_session(session: int) -> list[int]:
-    """List the processes of a session that have not ended; where there is no /proc, its leader's group as a whole."""
-    if not os.path.isdir("/proc/self"):
-        return [-session]
+    """List the processes of a session that have not ended."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

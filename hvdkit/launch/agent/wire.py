@@ -155,9 +155,9 @@ def keep_alive(connection: socket.socket) -> None:
     """Have an idle TCP connection fail within ten seconds when the other host does not answer, not after hours."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", _IDLE_S), ("TCP_KEEPINTVL", _PROBE_S), ("TCP_KEEPCNT", _PROBES)):
-        if hasattr(socket, name):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
 #: The variables that hvdrun sets for a rank when all ranks have come, and its agent accepts; see plan_start_orders of

@@ -90,7 +90,7 @@ def find_library(mpirun: Path) -> str:
     """Find the libmpi installed with a launcher, at its own path or at a link's target; "" if it is elsewhere."""
     for home in dict.fromkeys((mpirun.parent.parent, mpirun.resolve().parent.parent)):
         for folder in (home / "lib", home / "lib64", *sorted(home.glob("lib/*-linux-gnu"))):
-            for name in ("libmpi.so", "libmpi.so.40", "libmpi.so.12", "libmpi.dylib"):
+            for name in ("libmpi.so", "libmpi.so.40", "libmpi.so.12"):
                 if _is_library(folder / name):
                     return str(folder / name)
     return ""
@@ -108,7 +108,7 @@ def _is_library(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             # MPICH's wheel has a libmpi.so that is a text file with the library's name.
-            return file.read(4) == b"\x7fELF" or path.suffix == ".dylib"
+            return file.read(4) == b"\x7fELF"
     except OSError:
         return False
 
