@@ -95,6 +95,36 @@ def on_tensorflow(shard: str) -> int:
     return most[0]
 
 
+def values_on_tensorflow() -> int:
+    """So many arrays of the first variable's values exist while a step sends its gradients, at most."""
+    arrays: list[Any] = []
+    most = [0]
+    arrived, gather = ShardedArrays.arrived, ShardedArrays.gather
+
+    def note(shards: ShardedArrays, tensor: int, gradient: Any) -> None:
+        arrived(shards, tensor, gradient)
+        if tensor == 0:
+            most[0] = max(most[0], len({id(one()) for one in arrays if one() is not None}))
+
+    def gathered(shards: ShardedArrays, pieces: Any, targets: Any) -> None:
+        gather(shards, pieces, targets)
+        array = targets[0]
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        arrays.append(weakref.ref(array))
+
+    with joined():
+        ShardedArrays.arrived, ShardedArrays.gather = note, gathered  # type: ignore
+        try:
+            model = _deep()
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard="optimizer"), "mse")
+            x = np.ones((6 * ROWS, _WIDTH), "float32")
+            model.fit(x, x, batch_size=ROWS, verbose=0)
+        finally:
+            ShardedArrays.arrived, ShardedArrays.gather = arrived, gather  # type: ignore
+    return most[0]
+
+
 def on_torch(shard: str) -> int:
     """So many tensors' gradients exist together, at most: those of parameters, and those that were handed over."""
     held: dict[int, Any] = {}

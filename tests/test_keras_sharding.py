@@ -35,6 +35,12 @@ def test_gradients_are_sent_during_backward_on_tensorflow() -> None:
     assert max(run_check(3, "tensorflow", "keras_freed_gradients:on_tensorflow", "gradients")) <= 4
 
 
+@pytest.mark.slow
+@pytest.mark.keras("tensorflow")
+def test_variables_exist_once_while_gradients_are_computed_on_tensorflow() -> None:
+    assert run_check(2, "tensorflow", "keras_freed_gradients:values_on_tensorflow") == [1] * 2
+
+
 @pytest.mark.keras("torch")
 def test_gradients_are_sent_during_backward_on_torch() -> None:
     assert min(run_check(2, "torch", "keras_freed_gradients:on_torch", "optimizer")) >= 32

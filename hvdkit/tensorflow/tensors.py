@@ -61,6 +61,15 @@ def aligned_array(shape: Sequence[int], name: str) -> Array:
     return memory[start : start + count * itemsize].view(_NUMPY[name]).reshape(tuple(shape))
 
 
+def empty_tensor(shape: Sequence[int], name: str) -> Any:
+    """A tensor for a function to fill, before anything else reads it; its numbers are arbitrary.
+
+    It is in memory of TensorFlow's own, which uses it for other tensors afterwards, and keeps what malloc gives it.
+    """
+    with tf.device("CPU:0"):
+        return tf.raw_ops.Empty(shape=tuple(shape), dtype=_NUMPY[name], init=False)
+
+
 def as_tensor(array: Array, name: str) -> Any:
     """An eager tensor in the memory of an array, which it keeps alive; nobody writes to it from then on.
 

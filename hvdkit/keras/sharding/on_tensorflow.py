@@ -19,7 +19,7 @@ from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
-from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
+from hvdkit.tensorflow.tensors import array_of, as_tensor, empty_tensor, flat_storage
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, check_nothing_dropped, in_python
 from hvdkit.transport.buffer import Array
 
@@ -122,14 +122,20 @@ class TensorflowShards(ShardDriver):
         if tf.executing_eagerly():
             if not due:
                 return
-            arrays = self._gather([array_of(value) for value in values])
+            self._wholes.begin()
+            memory = [self._wholes.take(index) for index in range(len(self._tensors))]
+            arrays = self._gather([array_of(value) for value in values], memory)
             wholes = [as_tensor(array, tensor.dtype) for array, tensor in zip(arrays, self._tensors, strict=True)]
         else:
             find, dtypes = _finder(self), [tf.as_dtype(tensor.dtype) for tensor in self._tensors]
 
             def run() -> list[Any]:
+                memory, count = [empty_tensor(tensor.shape, tensor.dtype) for tensor in self._tensors], len(values)
                 results: list[Any] = call_in_graph(
-                    lambda *arrays: find()._gather(arrays), values, dtypes, "hvdkit_gather"
+                    lambda *arrays: find()._gather(arrays[:count], arrays[count:]),
+                    [*values, *memory],
+                    dtypes,
+                    "hvdkit_gather",
                 )
                 for result, tensor in zip(results, self._tensors, strict=True):
                     result.set_shape(tensor.shape)
@@ -140,11 +146,12 @@ class TensorflowShards(ShardDriver):
         for variable, whole in zip(self._variables, wholes, strict=True):
             variable.assign(whole)
 
-    def _gather(self, arrays: Sequence[Array]) -> list[Array]:
-        self._wholes.begin()
-        flat = [flat_storage(array, dtype) for array, dtype in zip(arrays, self._dtypes, strict=True)]
-        self.arrays.gather(flat, self._wholes)
-        return [self._wholes.take(index) for index in range(len(self._tensors))]
+    def _gather(self, pieces: Sequence[Array], wholes: Sequence[Array]) -> list[Array]:
+        """Fill the arrays of the variables with all ranks' pieces."""
+        flat = [flat_storage(array, dtype) for array, dtype in zip(pieces, self._dtypes, strict=True)]
+        targets = [flat_storage(array, tensor.dtype) for array, tensor in zip(wholes, self._tensors, strict=True)]
+        self.arrays.gather(flat, targets)
+        return list(wholes)
 
     @in_python
     def sum(self, numbers: Any) -> Any:
