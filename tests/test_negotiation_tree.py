@@ -17,9 +17,9 @@ import hvdkit.torch as hvd
 from benchmarks.agreement import MOST, SimulatedEngines, agree_on_plan, is_logarithmic, negotiate, start_up
 from benchmarks.simulated_ranks import LINK, Cost, run_simulated
 from hvdkit.engine.named import engine as named
-from hvdkit.engine.named.coordinator import ranks_in
+from hvdkit.engine.named.coordinator import Item, ranks_in
 from hvdkit.engine.named.operation import JOINING, WITHDRAWING, Announcement
-from hvdkit.engine.named.tree import FANOUT, HOLD_S, place_in_tree
+from hvdkit.engine.named.tree import FANOUT, HOLD_S, Merger, place_in_tree
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.errors import HorovodInternalError, PlanMismatchError
 
@@ -283,3 +283,31 @@ def _work_in_a_chain() -> str:
 def test_real_ranks_in_a_chain() -> None:
     for message in run_ranks(4, _work_in_a_chain):
         assert "disagree about the shape: rank 0 (host" in message and "rank 2 (host" in message
+
+
+@given(st.data())
+def test_no_announcement_is_lost_or_passed_on_twice_by_a_merger(data: st.DataObject) -> None:
+    ranks, now = range(1, 5), 0.0
+    merger = Merger(sum(1 << rank for rank in ranks))
+    left = {rank: data.draw(st.permutations(range(3))) for rank in ranks}
+    passed_on: list[tuple[int, int]] = []
+    while any(left.values()):
+        rank = data.draw(st.sampled_from([rank for rank in ranks if left[rank]]))
+        merger.announce(1 << rank, [left[rank].pop()], now)
+        if data.draw(st.booleans()):
+            merger.answered(all_joined=False)  # of another operation
+        now += data.draw(st.sampled_from([0.0, 2 * HOLD_S]))
+        passed_on += _each(merger.take(now))
+    passed_on += _each(merger.take(now + 2 * HOLD_S))
+    assert sorted(passed_on) == [(rank, item) for rank in ranks for item in range(3)]
+
+
+def _each(out: list[tuple[int, list[Item]]]) -> list[tuple[int, int]]:
+    return [
+        (rank, item)
+        for some, items in out
+        for rank in range(some.bit_length())
+        if some >> rank & 1
+        for item in items
+        if isinstance(item, int)
+    ]
