@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.collectives import all_gather_steps, own_piece, reduce_scatter_steps, reduce_steps
-from hvdkit.transport.between.pipeline import Exchange, Reached, nothing
+from hvdkit.transport.between.pipeline import Exchange
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
@@ -37,29 +37,21 @@ class WireCrossing:
         *,
         phases: Phases = ALLREDUCE,
         coder: Coder | None = None,
-        before: Reached = nothing,
-        after: Reached = nothing,
     ) -> Iterator[bool]:
         """Reduce `numbers` (n,) in place and postscale them; steps as in SteppedBuckets.
 
         prescale: spec.prescale, where it has not been applied yet. phases: a reduce-scatter makes the sum of shard(n),
         an all-gather fills in the other ranks' shards. coder: of spec.wire, for these numbers, where they are coded.
-        before: called with growing counts, the last of them n: the first so many elements are needed now; not by an
-        all-gather. after: the same, once the first so many have their results; not by a reduce-scatter.
         """
         if not phases.reduce_scatter:
             yield from all_gather_steps(self._wire, numbers)
-            after(numbers.count)
             return
         if coder is None and phases.all_gather:
             between, sent = self.between, numbers.count * STORAGE[spec.wire_dtype].itemsize
             algorithm = between.pick(spec.wire_dtype, sent, spec.algorithm)
             if algorithm != "library" and self._exchange is not None:
-                yield from self._exchange(
-                    numbers, spec, algorithm, between.message_bytes, prescale=prescale, before=before, after=after
-                )
+                yield from self._exchange(numbers, spec, algorithm, between.message_bytes, prescale=prescale)
                 return
-        before(numbers.count)
         if coder is None and not phases.all_gather:
             yield from reduce_scatter_steps(self._wire, numbers, spec, self._arithmetic, prescale)
         elif coder is None:
@@ -73,8 +65,6 @@ class WireCrossing:
             yield from coder.steps(self._wire, numbers, numbers)
             if spec.postscale != 1.0:
                 self._arithmetic.combine(numbers, [numbers], scale=spec.postscale)
-        if phases.all_gather:
-            after(numbers.count)
 
     def shard(self, count: int) -> tuple[int, int]:
         """The elements, as (start, stop), that a reduce-scatter of `count` leaves to this rank."""

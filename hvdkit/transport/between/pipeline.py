@@ -1,10 +1,10 @@
 """Sums by messages between hosts, in pipelined segments.
 
-While one segment is on the wire, the next one is produced and the one before it is consumed:
+While one segment is on the wire, the next one is cast or scaled for it, and others are added up:
 
-    segment 0   before  round 1  round 2  after
-    segment 1           before   round 1  round 2  after
-    segment 2                    before   round 1  round 2  after
+    segment 0   cast    round 1  round 2  cast
+    segment 1           cast     round 1  round 2  cast
+    segment 2                    cast     round 1  round 2  cast
 """
 
 from __future__ import annotations
@@ -25,13 +25,6 @@ from hvdkit.transport.request import leave_behind
 
 _WINDOW = 64  # segments under way
 
-#: Called with the number of elements, from the first on, that are concerned so far.
-Reached = Callable[[int], None]
-
-
-def nothing(_: int) -> None:
-    """The Reached that does nothing."""
-
 
 class Exchange:
     """Sums over the ranks of a wire that has messages; begun in the same order on all ranks."""
@@ -49,10 +42,8 @@ class Exchange:
         message_bytes: int,
         *,
         prescale: float = 1.0,
-        before: Reached = nothing,
-        after: Reached = nothing,
     ) -> Iterator[bool]:
-        """Reduce `numbers` (n,) in place; see WireCrossing, and steps of SteppedBuckets: yields True from the first on.
+        """Reduce `numbers` (n,) in place, in steps of SteppedBuckets: yields True from the first on.
 
         algorithm: one of SCHEDULES, that fits the dtype. prescale: factor on the numbers, before the wire.
         message_bytes: of the largest message.
@@ -67,13 +58,12 @@ class Exchange:
                 while starts and len(under_way) < _WINDOW:
                     start = starts.popleft()
                     stop = min(start + step, numbers.count)
-                    before(stop)
                     tag = (first + start // step) % TAGS
                     reduce = functools.partial(self._reduce, numbers.slice(start, stop), spec, algorithm, prescale, tag)
-                    under_way.append(_Segment(stop, reduce))
+                    under_way.append(_Segment(reduce))
                 self._messages.turn()
                 while under_way and under_way[0].over:
-                    after(under_way.popleft().stop)
+                    under_way.popleft()
                 if under_way:
                     yield True
             undo.pop_all()
@@ -118,11 +108,11 @@ class Exchange:
 
 
 class _Segment(Pending):
-    """A segment of a bucket, up to element `stop`. reduce: its steps, which count their messages in this object."""
+    """A segment of a bucket. reduce: its steps, which count their messages in this object."""
 
-    def __init__(self, stop: int, reduce: Callable[[Pending], Iterator[None]]) -> None:
+    def __init__(self, reduce: Callable[[Pending], Iterator[None]]) -> None:
         super().__init__()
-        self.stop, self.over = stop, False
+        self.over = False
         self._steps: Iterator[object] = reduce(self)
         self.wake()
 

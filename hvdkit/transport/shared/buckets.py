@@ -25,7 +25,6 @@ line that another core has written is always the next to write it.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -215,15 +214,21 @@ class SharedBuckets(SteppedBuckets):
                 if phases.all_gather:
                     _hand_out(chunk, self._arithmetic)
         else:
-            partial = layout.partial
-            pipeline = _ChunkPipeline(chunks, partial, spec, self._arithmetic)
-            if not phases.reduce_scatter:
-                self._arithmetic.copy(layout.shard_of(partial), self.memory[index].slice(*layout.shard))
-            yield from self._crossing(
-                partial, spec, phases=phases, coder=layout.coder, before=pipeline.produce, after=pipeline.consume
-            )
-            if not phases.all_gather:
-                self._arithmetic.copy(self.memory[index].slice(*layout.shard), layout.shard_of(partial))
+            partial, shard = layout.partial, self.memory[index].slice(*layout.shard)
+            ends = itertools.accumulate(chunk.own.count for chunk in chunks)
+            parts = [partial.slice(end - chunk.own.count, end) for chunk, end in zip(chunks, ends, strict=True)]
+            if phases.reduce_scatter:
+                for part, chunk in zip(parts, chunks, strict=True):
+                    self._arithmetic.combine(part, chunk.sources, spec.op, spec.prescale)
+            else:
+                self._arithmetic.copy(layout.shard_of(partial), shard)
+            yield from self._crossing(partial, spec, phases=phases, coder=layout.coder)
+            if phases.all_gather:
+                for part, chunk in zip(parts, chunks, strict=True):
+                    self._arithmetic.copy(chunk.own, part)
+                    _hand_out(chunk, self._arithmetic)
+            else:
+                self._arithmetic.copy(shard, layout.shard_of(partial))
         self._reduced.show(index, generation)
         while not self._reduced.everyone(index, generation):
             yield True
@@ -237,35 +242,6 @@ class SharedBuckets(SteppedBuckets):
         self._reduced.close()
         self._segment.close()
         self._raw, self._layouts, self.memory, self.owned, self.shard = [], [], [], [], []
-
-
-class _ChunkPipeline:
-    """The chunks of a shard around its reduction between hosts: summed when they are sent, handed out when reduced.
-
-    partial: the host's sum of the shard.
-    """
-
-    def __init__(self, chunks: Sequence[_Chunk], partial: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
-        ends = list(itertools.accumulate(chunk.own.count for chunk in chunks))
-        parts = [
-            (partial.slice(end - chunk.own.count, end), end, chunk) for chunk, end in zip(chunks, ends, strict=True)
-        ]
-        self._unsummed, self._unreduced = deque(parts), deque(parts)
-        self._summed = 0
-        self._spec, self._arithmetic = spec, arithmetic
-
-    def produce(self, count: int) -> None:
-        """Make the host's sum of the first `count` elements at least."""
-        while self._summed < count:
-            part, self._summed, chunk = self._unsummed.popleft()
-            self._arithmetic.combine(part, chunk.sources, self._spec.op, self._spec.prescale)
-
-    def consume(self, count: int) -> None:
-        """Hand out the chunks within the first `count` elements."""
-        while self._unreduced and self._unreduced[0][1] <= count:
-            part, _, chunk = self._unreduced.popleft()
-            self._arithmetic.copy(chunk.own, part)
-            _hand_out(chunk, self._arithmetic)
 
 
 def _hand_out(chunk: _Chunk, arithmetic: Arithmetic) -> None:
