@@ -59,3 +59,17 @@ def test_other_libraries_are_told_each_hosts_own_name_for_it(lab: Lab) -> None:
         "[1 node2] ens5 =ens5 10.77.0.0/24",
         "[2 node3] enp7s0 =enp7s0 10.77.0.0/24",
     ]
+
+
+def test_addresses_of_ipv6_beside_those_of_ipv4_change_nothing(lab: Lab) -> None:
+    """Open MPI's daemons ignore a subnet, with a warning, on an interface that has an address of IPv6 too."""
+    wires = {name: wire_interface(number) for number, name in enumerate(lab.names, start=1)}
+    for number, (name, wire) in enumerate(wires.items(), start=1):
+        lab.run(name, ["ip", "address", "add", f"fd00:77::{number}/64", "dev", wire, "nodad"])
+    try:
+        done = lab.run("node1", [*HVDRUN, "-np", "3", "-H", EVERYWHERE, HVDRUN[0], MEET, "1024"], timeout=40)
+    finally:
+        for number, (name, wire) in enumerate(wires.items(), start=1):
+            lab.run(name, ["ip", "address", "delete", f"fd00:77::{number}/64", "dev", wire])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr

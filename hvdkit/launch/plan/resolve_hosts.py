@@ -122,17 +122,22 @@ def plan_daemon_variables(hosts: Iterable[Host], wish: Sequence[str], environ: M
     """Plan Open MPI's parameters that restrict its daemons to the subnets with all other hosts.
 
     By default they try every address, also a container engine's, which on each host belongs to another machine.
+    Open MPI 5 ignores a subnet, with a warning, on an interface that has an address of IPv6 too, and ends with SIGSEGV
+    where two interfaces are excluded by name: there is no restriction then.
     wish: see choose_network. environ: the user's own parameters take precedence.
     """
     targets = [address for host in hosts if not is_local(host) for address in resolve(host.name)[:1] or ("",)]
-    own = [each for each in parse_interfaces(read_interfaces()) if ":" not in each.subnet]
+    interfaces = parse_interfaces(read_interfaces())
+    own = [each for each in interfaces if ":" not in each.subnet]
     wished = [each for each in own if wish and matches(each, wish)]
-    subnets = [each.subnet for each in wished] or [
-        each.subnet for each in own if all(is_inside(target, each.subnet) for target in targets)
-    ]
+    chosen = wished or [each for each in own if all(is_inside(target, each.subnet) for target in targets)]
+    chosen_names = {each.name for each in chosen}
+    ignored = any(each.name in chosen_names and each.between_hosts for each in interfaces if each not in own)
     names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include")
     own_parameters = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_(prte|oob_tcp)_if_(in|ex)clude", name)]
-    return dict.fromkeys(names, ",".join(dict.fromkeys(subnets))) if subnets and not own_parameters else {}
+    if own_parameters or ignored or not chosen:
+        return {}
+    return dict.fromkeys(names, ",".join(dict.fromkeys(each.subnet for each in chosen)))
 
 
 def _address_towards(target: str) -> str:
