@@ -29,8 +29,9 @@ def host_lists(draw: st.DrawFn, carries: frozenset[str]) -> tuple[Host, ...]:
     hosts = []
     for name in names:
         slots = draw(st.integers(1, 40)) if "slots" in carries else None
+        most = draw(st.one_of(st.none(), st.integers(40, 99))) if "max_slots" in carries else None
         user = draw(st.sampled_from(["", "alice", "b.o-b_2"])) if "user" in carries else ""
-        hosts.append(Host(name, slots, user))
+        hosts.append(Host(name, slots, most, user))
     return tuple(hosts)
 
 
@@ -91,7 +92,11 @@ def test_what_would_make_another_job_of_it_is_refused_all_together() -> None:
         assert sentence in str(caught.value)
 
 
-def test_slots_that_are_left_out_are_said() -> None:
+def test_what_only_limits_is_left_out_and_that_is_said() -> None:
+    limited = (Host("n1", 2, 4), Host("n2", 2))
+    assert convert(limited, DIALECTS["hydra"])[1] == (
+        "max_slots of n1 is left out: the format of MPICH has no field for it.",
+    )  # fmt: skip
     (note,) = convert((Host("n1", 2), Host("n2", 2)), DIALECTS["intel"])[1]
     assert "-ppn 2" in note
     (note,) = convert((Host("n1", 2), Host("n2", 3)), DIALECTS["intel"])[1]

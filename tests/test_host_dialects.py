@@ -42,7 +42,7 @@ def test_ordinary_files_are_read_without_naming_the_dialect(name: str) -> None:
 # dialect -> (text, hosts) of what that dialect's tool would read; slots "cores" are None.
 MEANINGS: dict[str, list[tuple[str, tuple[Host, ...]]]] = {
     "openmpi": [
-        ("a cpu=2\nb count=3\nc slots=1 max-slots=2\n", (Host("a", 2), Host("b", 3), Host("c", 1))),
+        ("a cpu=2\nb count=3\nc slots=1 max-slots=2\n", (Host("a", 2), Host("b", 3), Host("c", 1, 2))),
         ("a\nb slots=2", (Host("a", None), Host("b", 2))),
         ("// a comment\na\na\n", (Host("a", 2),)),
         ("bob@a slots=2\nc username=bob slots=1\n", (Host("a", 2, user="bob"), Host("c", 1, user="bob"))),
@@ -111,9 +111,14 @@ def test_every_dialect_is_in_the_table() -> None:
 # dialect -> (text, what is said), which has the line's number and the cure.
 REFUSED: dict[str, list[tuple[str, str]]] = {
     "openmpi": [
+        ("a slots=1\nb port=22", "hosts:2: 'port=22' is not supported. Write the port for that host in ~/.ssh/config"),
         ("a:4", "hosts:1: 'a:4' is MPICH's format. In Open MPI's format write: a slots=4"),
+        ("rank 0=a slot=1", "hosts:1: 'rank 0=a slot=1' is a line of a rankfile"),
+        ("^a", "hosts:1: '.a' excludes a host.* Remove the line of that host"),
+        ("+n1", "hosts:1: .*Write the host's name"),
         ("a slots=4 slots=5", "hosts:1: slots is given twice. Remove one"),
         ("slots=4", "hosts:1: 'slots=4' is where the host name should be. Write"),
+        ("a sockets=2", "hosts:1: .*Leave it out"),
     ],
     "horovod": [
         ("a", "hosts:1: 'a' has no slots, and Horovod has no default. Write: a slots=4"),

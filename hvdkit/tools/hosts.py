@@ -34,11 +34,14 @@ def write_table(found: FoundHosts) -> str:
     table = Table(box=SIMPLE)
     table.add_column("host", no_wrap=True)
     table.add_column("slots", justify="right")
-    users = any(host.user for host in found.hosts)
+    limited, users = any(host.max_slots for host in found.hosts), any(host.user for host in found.hosts)
+    if limited:
+        table.add_column("most", justify="right")
     if users:
         table.add_column("user")
     for host in found.hosts:
         row = [host.name, "cores" if host.slots is None else str(host.slots)]
+        row += [str(host.max_slots or "")] if limited else []
         row += [host.user] if users else []
         table.add_row(*map(Text, row))
     out = io.StringIO()

@@ -39,7 +39,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
-        what = error.filename or "the output or a file"
+        what = error.filename or ("the output or a file" if _can_flush() else "the output")
         _discard_output()
         print(f"{program}: {what} cannot be written: {error.strerror}.", file=sys.stderr)
         return 2
@@ -58,6 +58,15 @@ def _reader_has_ended() -> bool:
     poll = select.poll()
     poll.register(1, select.POLLOUT)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _can_flush() -> bool:
+    """Whether what stdout's buffer holds, if it has one, can be written: it stays there where that has failed."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _discard_output() -> None:

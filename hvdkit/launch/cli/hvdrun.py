@@ -127,3 +127,7 @@ def _build_runner(job: Job, choice: LauncherChoice, output: Output, interruption
         shown = {name: "..." if name in job.forwarded else value for name, value in launch.variables.items()}
         output.say(format_shell_line(replace(launch, variables=shown)))  # a value of -x may be a secret
     return runner
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,8 +6,6 @@ import argparse
 import math
 from collections.abc import Callable
 
-from hvdkit.launch.hostfiles.names import expand
-
 
 def count(text: str) -> int:
     """Read a whole number of at least 1."""
@@ -31,10 +29,16 @@ def ranks_or_word(text: str) -> int | str:
 
 def rank_list(text: str) -> frozenset[int]:
     """Read a list of ranks, as 0,2 or 0-3,8."""
-    try:
-        return frozenset(map(int, expand(f"[{text}]")))
-    except ValueError as problem:
-        raise argparse.ArgumentTypeError(f"{text} is not a list of ranks ({problem}); write 0,2 or 0-3,8") from None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or not (last.isdecimal() if dash else not last) or len(part) > 16:
+            raise argparse.ArgumentTypeError(f"{text} is not a list of ranks; write 0,2 or 0-3,8")
+        begin, end = int(first), int(last) if dash else int(first)
+        if end < begin or end - begin > 10**6:
+            raise argparse.ArgumentTypeError(f"{text} has the range {part}; write the smaller rank first")
+        found.update(range(begin, end + 1))
+    return frozenset(found)
 
 
 def port(text: str) -> int:

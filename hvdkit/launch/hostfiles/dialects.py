@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,7 @@ class Dialect:
     write: hosts to text. Hosts have slots unless `default_slots` is None, and no field that `carries` does not name.
     default_slots: slots of a host for which the text has none; None for the number of its cores.
     rule: a clause with that default and the meaning of repeated hosts.
-    carries: which of user, ipv6, slots the format can express.
+    carries: which of user, max_slots, ipv6, slots the format can express.
     could_be: whether a text may be taken for this dialect when --hostfile-format is not given.
     """
 
@@ -62,7 +63,18 @@ def _each(write_host: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
 
 def _read_openmpi(text: str) -> Reading:
     lines = ((number, line) for number, line in content_lines(text) if not line.startswith("//"))
-    return read_lines(lines, lambda content: grammars.parse_keyed(content, _OPENMPI_KEYS))
+    return read_lines(lines, _parse_openmpi_line)
+
+
+def _parse_openmpi_line(content: str) -> list[Host]:
+    if re.match(r"rank\s+[0-9]+\s*=", content):
+        raise ValueError(f"{content!r} is a line of a rankfile, which hvdrun does not support. Write: node1 slots=4")
+    return grammars.parse_keyed(content, _OPENMPI_KEYS)
+
+
+def _write_openmpi_line(host: Host) -> str:
+    values = {"slots": host.slots, "max_slots": host.max_slots}
+    return " ".join([host.login, *(f"{key}={value}" for key, value in values.items() if value is not None)])
 
 
 def _parse_horovod_line(content: str) -> list[Host]:
@@ -144,12 +156,12 @@ DIALECTS: dict[str, Dialect] = {
         Dialect(  # PRRTE's too
             name="openmpi",
             title="Open MPI",
-            sample="node1 slots=4",
+            sample="node1 slots=4 max_slots=8",
             parse=_read_openmpi,
-            write=_each(lambda host: f"{host.login} slots={host.slots}" if host.slots else host.login),
+            write=_each(_write_openmpi_line),
             default_slots=None,
             rule="a host without slots may run as many ranks as it has cores; if it is repeated, one rank per line",
-            carries=frozenset({"slots", "user", "ipv6"}),
+            carries=frozenset({"slots", "max_slots", "user", "ipv6"}),
         ),
         Dialect(
             name="hydra",
@@ -263,7 +275,7 @@ def find_dialect(name: str) -> Dialect:
 
 
 def convert(hosts: Sequence[Host], dialect: Dialect) -> tuple[str, tuple[str, ...]]:
-    """Write hosts in a dialect; returns the text, and notes about slots that it leaves out.
+    """Write hosts in a dialect; returns the text, and notes about limits that it leaves out.
 
     Raises LaunchError with everything that the dialect cannot express and that would change the job.
     """
@@ -271,6 +283,11 @@ def convert(hosts: Sequence[Host], dialect: Dialect) -> tuple[str, tuple[str, ..
     if problems:
         raise LaunchError(f"These hosts cannot be written in the format of {dialect.title}: {'; '.join(problems)}.")
     notes = []
+    limited = [host.name for host in hosts if host.max_slots is not None]
+    if limited and "max_slots" not in dialect.carries:
+        notes.append(
+            f"max_slots of {', '.join(limited)} is left out: the format of {dialect.title} has no field for it."
+        )
     counts = {host.slots for host in hosts if host.slots is not None}
     if counts and "slots" not in dialect.carries:
         notes.append(

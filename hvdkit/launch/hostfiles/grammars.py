@@ -32,6 +32,14 @@ from hvdkit.launch.hostfiles.names import (
 from hvdkit.world import parse_slurm_counts
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Z_][A-Z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
+# Keys of Open MPI's old hostfiles.
+_UNSUPPORTED = {
+    "port": "Write the port for that host in ~/.ssh/config, as 'Port N'",
+    **dict.fromkeys(
+        ("boards", "sockets", "sockets_per_board", "sockets-per-board", "cores", "cores_per_socket"),
+        "Leave it out: mpirun detects the hardware of a host",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def refuse_repeats(parse_line: Callable[[str], list[Host]], why: str) -> Callabl
 def parse_keyed(content: str, keys: Mapping[str, str]) -> list[Host]:
     """Parse a host followed by key=number words.
 
-    keys: word -> slots, user, or max_slots, a limit that counts for nothing: there is never more than a rank a slot.
+    keys: word -> slots, max_slots or user.
     """
     name, *words = "=".join(part.strip() for part in content.split("=")).split()
     if name.startswith("-"):
@@ -116,15 +124,21 @@ def parse_keyed(content: str, keys: Mapping[str, str]) -> list[Host]:
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
+        if key in _UNSUPPORTED:
+            raise ValueError(f"{word!r} is not supported. {_UNSUPPORTED[key]}")
         if not equals or key not in keys:
-            raise ValueError(f"{word!r} is not a valid word here. Use slots=N after the name, like: node1 slots=4")
+            raise ValueError(
+                f"{word!r} is not a valid word here. Use slots=N or max_slots=N after the name, like: node1 slots=4"
+            )
         if keys[key] in values:
             raise ValueError(f"{key} is given twice. Remove one of them")
         values[keys[key]] = value
-    slots = parse_slots("slots", values["slots"]) if "slots" in values else None
-    hosts = [replace(host, slots=slots) for host in _parse_bare_name(name)]
+    slots, most = (parse_slots(key, values[key]) if key in values else None for key in ("slots", "max_slots"))
+    hosts = [replace(host, slots=slots, max_slots=most) for host in _parse_bare_name(name)]
     if "user" in values:
         hosts = [replace(host, user=check_user(values["user"])) for host in hosts]
+    if slots and most and most < slots:
+        raise ValueError(f"max_slots={most} is below slots={slots}. Raise max_slots or remove it")
     return hosts
 
 
@@ -168,6 +182,10 @@ def _parse_bare_name(name: str) -> list[Host]:
     host, colon, slots = name.rpartition(":")
     if colon and NAME.fullmatch(host.rpartition("@")[2]) and is_slots(slots):
         raise ValueError(f"{name!r} is MPICH's format. In Open MPI's format write: {host} slots={slots}")
+    if name.startswith("^"):
+        raise ValueError(f"{name!r} excludes a host, which hvdrun does not support. Remove the line of that host")
+    if name.startswith("+"):
+        raise ValueError(f"{name!r} is a relative index, which hvdrun does not support. Write the host's name")
     return parse_hosts(name)
 
 

@@ -21,11 +21,13 @@ class Host:
 
     name: a host name or an address; an IPv6 address without its brackets.
     slots: None for the number of the host's cores. (While a file is being read: None if the file gives none.)
+    max_slots: upper limit of ranks; None for no limit.
     user: login name; "" for ssh's default.
     """
 
     name: str
     slots: int | None = 1
+    max_slots: int | None = None
     user: str = ""
 
     @property
@@ -63,7 +65,12 @@ def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
     for host in hosts:
         first = merged.get(host.login)
         if first is not None:
-            host = replace(first, slots=(first.slots or 1) + (host.slots or 1))
+            limits = (first.max_slots, host.max_slots)
+            host = replace(
+                first,
+                slots=(first.slots or 1) + (host.slots or 1),
+                max_slots=None if None in limits else sum(limit or 0 for limit in limits),
+            )
         merged[host.login] = host
     return tuple(merged.values())
 

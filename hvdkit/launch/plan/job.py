@@ -113,6 +113,8 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
         if total is None:
             raise LaunchError("The number of ranks is missing. Set it with -np, like: hvdrun -np 2 train.py")
         return total
+    if ranks < 1:
+        raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.")
     if total is not None and ranks > total:
         places = ", ".join(f"{host.name}:{host.slots or cores[host.name]}" for host in hosts)
         raise LaunchError(

@@ -125,8 +125,9 @@ class LauncherChoice:
 
     @property
     def own_mpi(self) -> Mpi:
-        """The MPI whose launcher starts the ranks, with that program; only srun and jsrun are chosen without one."""
-        assert self.mpi is not None
+        """The MPI whose launcher starts the ranks, with that program. Raises LaunchError if there is none."""
+        if self.mpi is None:
+            raise LaunchError(f"{self.launcher} was chosen without an MPI. This is a bug in hvdkit.")
         return replace(self.mpi, mpirun=self.program) if self.program else self.mpi
 
 

@@ -28,6 +28,8 @@ def find_hosts(
     """
     if hosts is not None and hostfile is not None:
         raise LaunchError("-H and --hostfile cannot be used together. Remove one of them.")
+    if slots is not None and slots < 1:
+        raise LaunchError(f"--slots-per-host {slots} is not a number of slots; it must be 1 or more.")
     if format != AUTO and hostfile is None:
         raise LaunchError(f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.")
     if hostfile is not None:
