@@ -70,6 +70,7 @@ HEALTHY = HostFacts(
     launchers=(
         Launcher("mpirun", "/env/bin/mpirun", "open_mpi", "5.0.11"),
         Launcher("mpiexec", "/env/bin/mpiexec", "open_mpi", "5.0.11"),
+        Launcher("torchrun", "/env/bin/torchrun", "torchrun", "2.13.0"),
     ),
     hvdrun=HvdrunMpi("/env/bin/mpirun", "open_mpi", "Open MPI", "5.0.11"),
     horovod=Horovod(

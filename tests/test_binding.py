@@ -154,10 +154,11 @@ def test_who_is_bound() -> None:
 def test_what_a_rank_has() -> None:
     mine = sorted(allowed_cpus())
     cores = len({cpu.core for cpu in read_topology(mine)})
-    assert plan_share(mine, {"sharers": 2}) == (frozenset(mine), max(1, cores // 2), False)
+    assert plan_share(mine, {}, 0) == (frozenset(mine), cores, False), "nothing is known"
+    assert plan_share(mine, {"sharers": 2}, 5) == (frozenset(mine), max(1, cores // 2), False)
     crowd = {"divide": mine, "kind": "core", "at": 1, "ranks": cores + 1}
-    assert plan_share(mine, crowd) == (frozenset(mine), 1, False), "more ranks than cores"
-    whole = plan_share(mine, {"divide": mine, "kind": "core", "at": 0, "ranks": 1})
+    assert plan_share(mine, crowd, cores + 1) == (frozenset(mine), 1, False), "more ranks than cores"
+    whole = plan_share(mine, {"divide": mine, "kind": "core", "at": 0, "ranks": 1}, 1)
     with bind(whole) as prevented:
         assert not prevented and allowed_cpus() == whole.cpus
     with bind(Share(frozenset({1 << 12}), 1, bound=True)) as prevented:

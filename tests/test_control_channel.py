@@ -179,9 +179,9 @@ def test_an_order_that_was_changed_on_the_way_starts_nothing(tmp_path: Path, cap
     changed = []
 
     def change(down: bool, data: bytes) -> bytes:
-        if down and b'"one_host": true' in data:
+        if down and b'"local_size": 1' in data:
             changed.append(data)
-            return data.replace(b'"one_host": true', b'"one_host": null')
+            return data.replace(b'"local_size": 1', b'"local_size": 9')
         return data
 
     verdict = run_through(change, "touch", str(tmp_path / "begun"))
@@ -208,9 +208,6 @@ def test_what_was_changed_on_the_way_to_hvdrun_ends_the_job(what: str) -> None:
     assert verdict.code != 0
     (line,) = verdict.lines
     assert "rank 0 on" in line and "has no valid code of the job's secret" in line
-
-
-ORDER = {"variables": {}, "cores": {"sharers": 1}, "one_host": True, "window": None}
 
 
 @contextlib.contextmanager
@@ -271,13 +268,13 @@ def test_an_agent_takes_no_variables_but_those_that_hvdrun_plans(variables: obje
 
 def test_a_question_while_ranks_are_on_their_way_does_not_end_them(tmp_path: Path) -> None:
     """`hvdkit stacks` asks a job that does not begin. News of lost ranks and the size of the terminal come as well."""
-    with agent_that_is_sent(ORDER, "touch", str(tmp_path / "begun"), before=[(wire.ASK, b"1")]) as agent:
+    with agent_that_is_sent({"variables": {}}, "touch", str(tmp_path / "begun"), before=[(wire.ASK, b"1")]) as agent:
         assert agent.wait(20) == 0
     assert (tmp_path / "begun").exists()
 
 
 def test_an_end_that_comes_with_the_orders_is_heard() -> None:
-    with agent_that_is_sent(ORDER, "sleep", "60", behind=[(wire.STOP, b"")]) as agent:
+    with agent_that_is_sent({"variables": {}}, "sleep", "60", behind=[(wire.STOP, b"")]) as agent:
         assert agent.wait(20) != 0
 
 

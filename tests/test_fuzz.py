@@ -28,7 +28,7 @@ from hvdkit.launch.elastic import host_pool
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing
 from hvdkit.launch.introspect import stack_report as doing
 from hvdkit.launch.job import control
-from hvdkit.launch.plan import launcher_choice, mpi, network
+from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
 from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
 from hvdkit.tools.build_horovod import wheel
@@ -275,8 +275,8 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
     "launch.agent.rank_identity.identify_rank": (
         rank_identity.identify_rank,
         _variables(
-            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
-            *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE"),
+            *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
         ),
         (),
     ),
@@ -300,7 +300,43 @@ def _objects(**good: Any) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({}, optional=fields) | st.fixed_dictionaries(fields)
 
 
+_PROCESS = {"pid": 1, "state": "S", "command": "", "stacks": doing.__doc__, "asked": True}
+_MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3", "gpus": [["0000:07:00.0", "0-3"]]}
 MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple[type[Exception], ...]]] = {
+    "launch.plan.registration.parse_registration": (
+        registration.parse_registration,
+        _objects(
+            rank=0, size=1, host="n", interfaces=[["eth0", "10.0.0.1", 24, 0]], address="10.0.0.1", machine=_MACHINE
+        ),
+        (ValueError,),
+    ),
+    "launch.plan.resources.parse_resources": (resources.parse_resources, _objects(**_MACHINE), (ValueError,)),
+    "launch.plan.network.parse_interfaces": (
+        network.parse_interfaces,
+        _JSON
+        | st.lists(st.tuples(st.just("eth0"), st.just("10.0.0.1") | _JSON, st.just(24) | _JSON, _JSON), max_size=2),
+        (ValueError,),
+    ),
+    "launch.job.control.parse_start": (
+        lambda value: control.parse_start(json.dumps(value).encode()),
+        _objects(pid=1, threads=""),
+        (ValueError,),
+    ),
+    "launch.job.control.parse_end": (
+        lambda value: control.parse_end(json.dumps(value).encode()),
+        _objects(code=0, signal=0, ended_by="", tail=["x"], time=0.5),
+        (ValueError,),
+    ),
+    "launch.job.control.parse_stacks": (
+        lambda value: control.parse_stacks(json.dumps(value).encode()),
+        _objects(query=1, processes=[_PROCESS]),
+        (ValueError,),
+    ),
+    "launch.introspect.stack_report.read_answer": (
+        lambda value: doing.format_report(doing.read_answer(value)),
+        _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
+        (LaunchError,),
+    ),
     "transport.gloo.rendezvous.parse_rendezvous_info": (
         lambda value: rendezvous.parse_rendezvous_info(json.dumps(value).encode()),
         _objects(addresses=["10.0.0.1"], port=5, mark="x", secret=""),
@@ -333,19 +369,11 @@ BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] 
     "launch.agent.stream.Prefixer": (lambda data: stream.Prefixer(b"[0] ").feed(data), ()),
 }
 
-#: Reached through another one of the table, or given only what hvdkit has written.
+#: Reached through another one of the table.
 REACHED = {
     "profiling.recordings.parse_facts": "read_recordings, of files that hvdkit profile has written",
     "profiling.recordings.parse_plan": "the same",
-    **dict.fromkeys(
-        (
-            "launch.job.control.parse_end",
-            "launch.plan.network.parse_interfaces",
-            "launch.plan.registration.parse_registration",
-            "launch.plan.resources.parse_resources",
-        ),
-        "of an agent, which has proven the job's secret",
-    ),
+    "launch.job.control.parse_processes": "launch.job.control.parse_stacks",
     **dict.fromkeys(
         (
             "launch.hostfiles.names.parse_list",

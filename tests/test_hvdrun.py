@@ -283,7 +283,7 @@ def test_a_program_that_only_the_ranks_cannot_start_is_named(tmp_path: Path) -> 
     assert "cannot be started" in done.stderr.decode()
 
 
-def test_a_line_of_dry_run_starts_the_same_ranks_when_pasted(tmp_path: Path) -> None:
+def test_a_line_of_dry_run_does_the_same_when_pasted(tmp_path: Path) -> None:
     logs = tmp_path / "it's logs"
     script = "print('rank', rank, 'of', os.environ['HVDKIT_LOG_LEVEL'])"
     done = hvdrun(2, script, "--dry-run", "--log-level", "info", "--output-filename", str(logs))
@@ -295,8 +295,8 @@ def test_a_line_of_dry_run_starts_the_same_ranks_when_pasted(tmp_path: Path) -> 
         ["sh", "-c", done.stdout.decode()], env=environment(), capture_output=True, timeout=30, check=False
     )
     assert pasted.returncode == 0, pasted.stderr.decode()
-    assert sorted(lines(pasted.stdout)) == ["rank 0 of info", "rank 1 of info"]
-    assert not logs.exists(), "prefixes and logs are of agents that hvdrun answers"
+    assert sorted(lines(pasted.stdout)) == ["[0] rank 0 of info", "[1] rank 1 of info"]
+    assert (logs / "rank.1.log").read_text() == "rank 1 of info\n"
 
 
 def test_verbose_tells_which_mpirun_and_where_each_rank_is() -> None:

@@ -127,7 +127,7 @@ async def start_agent_after(frames: Mapping[bytes, bytes], folder: Path, script:
             await control.changed.wait()
         for kind, payload in frames.items():
             control.send(0, kind, payload)
-        control.release({0: {"variables": {}, "cores": {"sharers": 1}, "one_host": True, "window": None}})
+        control.release({0: {"variables": {}, "cores": {}}})
         while not ranks.ended:
             control.changed.clear()
             await control.changed.wait()

@@ -19,7 +19,6 @@ from hvdrun_job import started
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.rank import Agent
-from hvdkit.launch.agent.rank_identity import RankIdentity
 from hvdkit.launch.introspect import metrics
 from hvdkit.launch.introspect.metrics import METRICS, MetricsServer, format_metrics
 from hvdkit.launch.job.ranks import Ranks, Start
@@ -90,8 +89,8 @@ def test_words_that_are_cut_off_are_ignored(word: str) -> None:
 
 def test_messages_that_come_in_a_burst_reach_hvdrun_whole() -> None:
     words = [announce_value(f"loss/{number}", number / 7) for number in range(300)]
-    nobody: Any = None
-    agent = Agent(RankIdentity(1, 2, "node1"), nobody, None)
+    identity: Any = None
+    agent = Agent(identity, None, None)
     agent.channel, rank = socket.socketpair()
     with agent.channel, rank:
         rank.sendall("".join(f"{word}\n" for word in words).encode() + b"totals:1:0.5:4096:9")

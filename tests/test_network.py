@@ -24,6 +24,7 @@ from hvdkit.launch.plan.registration import (
     Registration,
     check_layout,
     check_registration,
+    parse_registration,
     plan_start_orders,
 )
 
@@ -130,6 +131,7 @@ def arrival(rank: int, size: int, host: str, *, fabric: bool = False) -> Registr
 def test_each_rank_is_told_of_its_hosts_ranks_and_interface() -> None:
     arrivals = {rank: arrival(rank, 3, host) for rank, host in enumerate("aab")}
     told = plan_start_orders(arrivals, JOB, (24, 80, True)).by_rank
+    assert [told[rank]["local_size"] for rank in range(3)] == [2, 2, 1]
     assert [told[rank]["window"] for rank in range(3)] == [(24, 80, True), None, None]
     assert [told[rank]["variables"]["GLOO_SOCKET_IFNAME"] for rank in range(3)] == ["eth1", "eth1", "eth2"]
     assert told[0]["variables"]["OMPI_MCA_pml"] == "ob1"  # nothing but TCP is there
@@ -153,6 +155,7 @@ def test_on_one_host_there_is_nothing_to_choose() -> None:
     orders = plan_start_orders({rank: arrival(rank, 2, "a") for rank in range(2)}, job)
     assert orders.by_rank[1] == {
         "window": None,
+        "local_size": 2,
         "one_host": True,
         "variables": {},
         "cores": {"sharers": 2},
@@ -173,6 +176,16 @@ def test_ranks_that_are_piled_on_one_host_are_noticed_by_number_not_by_name() ->
     assert check_layout(planned, {0: "a", 1: "a", 2: "b", 3: "b"}) == ""
     assert "4 on a instead of 2 on a.site.org, 2 on b.site.org" in check_layout(planned, dict.fromkeys(range(4), "a"))
     assert check_layout((), dict.fromkeys(range(4), "a")) == ""
+
+
+def test_what_no_agent_says_is_refused() -> None:
+    for hello in (
+        {},
+        {"rank": "x", "size": 1, "host": "a"},
+        {"rank": 0, "size": 1, "host": "a", "interfaces": [[1, 2, 3, 4]]},
+    ):
+        with pytest.raises((ValueError, KeyError)):
+            parse_registration(hello)
 
 
 def test_this_machines_addresses_are_read_without_its_loopback() -> None:

@@ -170,7 +170,7 @@ def test_cores_near_gpus_are_ordered_where_hvdrun_binds_and_else_all_are_shared_
     assert "near" not in plan_cores(alike, "auto", find_near_cpus([[UNKNOWN], [UNKNOWN]]))[0]
     mine = sorted(os.sched_getaffinity(0))[:1]
     order = {"divide": mine, "kind": "core", "at": 0, "ranks": 1, "near": ["4095"]}
-    assert plan_share(mine, order).cpus == set(mine), "none of the CPUs near it may be used"
+    assert plan_share(mine, order, 1).cpus == set(mine), "none of the CPUs near it may be used"
 
 
 @pytest.mark.ranks

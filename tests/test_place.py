@@ -78,7 +78,7 @@ SEEN = {
 def test_the_agent_and_the_rank_agree_on_who_they_are(name: str) -> None:
     variables, expected = SEEN[name]
     place = identify_rank(variables)
-    assert (place.rank, place.size) == expected[:2]
+    assert (place.rank, place.size, place.local_size) == expected
     world = read_world(variables)
     assert (world.rank, world.size) == expected[:2]
     assert world.local_size in (None, expected[2])

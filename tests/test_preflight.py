@@ -45,6 +45,9 @@ def test_an_agent_tells_what_is_understood() -> None:
     machine = parse_resources(probe_host(os.environ))
     assert machine.cores >= len(machine.allowed) >= 1 and machine.shared_mib >= -1
     assert probe_host({"HVDKIT_SHARED_DIRECTORY": "/no/such/folder"})["shared_mib"] == -1
+    for told in ({"allowed": ["x"], "cores": 1, "shared_mib": 1, "python": ""}, {"cores": 1}):
+        with pytest.raises((ValueError, KeyError)):
+            parse_resources(told)
 
 
 @pytest.mark.ranks

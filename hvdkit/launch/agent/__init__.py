@@ -7,6 +7,6 @@ of hvdkit only this folder.
                 |
                 +-- one connection to hvdrun: hello, start, output, end ->    <- go, stop, bye, signals, window size
 
-If the connection breaks, hvdrun is gone and the agent ends its rank. Without HVDKIT_CONTROL, where somebody runs by
-hand what `hvdrun --dry-run` prints, it becomes the command.
+If the connection breaks, hvdrun is gone and the agent ends its rank. Without HVDKIT_CONTROL it works alone and
+writes to its own stdout and stderr.
 """

@@ -192,10 +192,11 @@ def _even(cores: Sequence[tuple[int, int]], pieces: int) -> list[Sequence[tuple[
     return [cores[edges[piece] : edges[piece + 1]] for piece in range(pieces)]
 
 
-def plan_share(allowed: Collection[int], order: Mapping[str, Any]) -> Share:
+def plan_share(allowed: Collection[int], order: Mapping[str, Any], local_size: int) -> Share:
     """Find out what this rank has.
 
-    allowed: CPUs that it may run on as it was started. order: see plan_cores of hvdkit.launch.plan.registration.
+    allowed: CPUs that it may run on as it was started. order: see hvdkit.launch.plan.registration; {} without hvdrun.
+    local_size: ranks of this host; 0 if that is not known.
     """
     if "divide" in order:
         ranks = int(order["ranks"])
@@ -203,7 +204,7 @@ def plan_share(allowed: Collection[int], order: Mapping[str, Any]) -> Share:
         shares = (divide_near(cpus, near, kind) if near else None) or divide(cpus, ranks, kind)
         return shares[int(order["at"])] if shares else Share(frozenset(allowed), 1)
     cores = len({cpu.core for cpu in read_topology(allowed)})
-    return Share(frozenset(allowed), max(1, cores // int(order["sharers"])))
+    return Share(frozenset(allowed), max(1, cores // (int(order.get("sharers", 0)) or local_size or 1)))
 
 
 def allowed_cpus() -> frozenset[int]:

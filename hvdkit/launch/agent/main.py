@@ -28,10 +28,8 @@ def main(arguments: list[str]) -> int:
         # Only the environment that a process was started with is visible to later replacements.
         restart = [*sys.orig_argv[: -len(arguments)], *own[:at], *own[at + 2 :], "--", *command]
         os.execve(sys.executable, restart, adopt_environment(os.environ, like))
-    where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
-    if not where:
-        os.execvp(command[0], command)
     identity = identify_rank(os.environ, int(own[1]) if own else None)
+    where, secret = os.environ.get("HVDKIT_CONTROL", ""), os.environ.get("HVDKIT_CONTROL_SECRET", "")
     code, hvdrun_lost = 1, False
     remove_dead_segments()
     try:
@@ -41,7 +39,8 @@ def main(arguments: list[str]) -> int:
         _say(identity, f"cannot write its log: {error}")
         return 1
     try:
-        agent = Agent(identity, connect_to_hvdrun(where, secret, identity.rank), log)
+        control = connect_to_hvdrun(where, secret, identity.rank) if where else None
+        agent = Agent(identity, control, log)
         try:
             code = agent.run(command, os.environ)
         finally:

@@ -42,11 +42,11 @@ _KEPT = (signal.SIGUSR1, signal.SIGUSR2)
 class Agent:
     """Runs the command until it has ended, with everything it started."""
 
-    def __init__(self, identity: RankIdentity, control: ControlConnection, log: Log | None) -> None:
-        self.identity, self.log = identity, log
-        self.control: ControlConnection | None = control  # None once it is lost
+    def __init__(self, identity: RankIdentity, control: ControlConnection | None, log: Log | None) -> None:
+        self.identity = identity
+        self.control, self.log = control, log
         self.prefix = self.shown_prefix = b""
-        self.held_ports = hold_free_ports(identity.rank)  # until this process ends
+        self.held_ports = hold_free_ports(identity.rank) if control is not None else {}  # until this process ends
         self.hvdrun_lost = False  # the connection has ended without an order to stop
         self.ended_by = ""  # who has ended the rank; "" if it ends by itself
         self.kill_at = 0.0
@@ -54,6 +54,7 @@ class Agent:
         self.streams: list[Stream] = []
         self.terminal: int | None = None
         self.stack_requests: list[tuple[bytes, StackCollector]] = []  # from hvdrun, not answered yet
+        self.output_closed = False  # the output cannot be passed on any more
         self.channel: socket.socket | None = None  # to the rank, see hvdkit.launcher_channel
         self.held_event = b""  # the beginning of a message that has not come whole
         self.early_frames: list[tuple[bytes, bytes]] = []  # received before the command was started
@@ -70,19 +71,21 @@ class Agent:
             signal.signal(name, self._on_signal)
         orders = self._await_go(environ)
         self.elastic = survivors_continue(environ)
+        local_size = int(orders.get("local_size", self.identity.local_size))
+        one_host = orders.get("one_host", local_size in (0, self.identity.size))
         if environ.get("HVDKIT_PREFIX") != "0":  # see hvdrun --no-prefix
-            where = "" if orders["one_host"] else f" {self.identity.host}"
+            where = "" if one_host else f" {self.identity.host}"
             self.prefix = f"[{self.identity.rank}{where}] ".encode()
             self.shown_prefix = colour_prefix(self.prefix, self.identity.rank, environ.get("HVDKIT_PREFIX", ""))
         reaper = SessionReaper()  # launchers kill agents, and cannot know what the agents have started
-        share = plan_share(allowed_cpus(), orders["cores"])
-        variables = adapt_environment(environ, orders["variables"], share.threads)
+        share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
+        variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
         if environ.get("HVDKIT_ELASTIC") == "1":
             variables.update(plan_elastic_variables(self.identity, command))
         self.channel, target = socket.socketpair()
         target.set_inheritable(True)
         variables["HVDKIT_LAUNCHER_CHANNEL"] = f"{target.fileno()}:{os.fstat(target.fileno()).st_ino}"
-        problem = self._start(command, variables, orders["window"], share)
+        problem = self._start(command, variables, orders.get("window"), share)
         target.close()
         if problem is not None:
             return self._finish(*problem)
@@ -100,7 +103,8 @@ class Agent:
 
     def _await_go(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """Register with hvdrun, and wait until all ranks have; returns the start order."""
-        assert self.control is not None
+        if self.control is None:
+            return {}
         identity = self.identity
         hello: dict[str, Any] = {"rank": identity.rank, "size": identity.size, "host": identity.host}
         hello.update(joins=identity.joins)
@@ -284,7 +288,7 @@ class Agent:
         with contextlib.suppress(OSError):
             write_all(2, self.prefix + f"hvdkit: ending the rank: {why}.\n".encode())
         self.control = None
-        self.hvdrun_lost = True
+        self.hvdrun_lost = self.output_closed = True
         self._end_rank("the connection to hvdrun was lost")
 
     def _end_rank(self, why: str) -> None:
@@ -316,8 +320,16 @@ class Agent:
                 os.killpg(self.child.pid, number)
 
     def _emit(self, kind: bytes, data: bytes) -> None:
-        if data:
+        if not data or self.output_closed:
+            return
+        if self.control is not None:
             self._send(kind, data)
+            return
+        try:
+            write_all(1 if kind == wire.STDOUT else 2, data)
+        except OSError:
+            self.output_closed = True
+            self._end_rank("its output cannot be written any more")
 
     def _say(self, text: str) -> None:
         self._emit(wire.STDERR, self.prefix + f"hvdkit: {text}\n".encode())

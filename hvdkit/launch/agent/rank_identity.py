@@ -10,25 +10,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# (rank, size) of what hvdrun starts agents through. The first whose rank is set counts: under an
+# (rank, size, ranks of this host) of what hvdrun starts agents through. The first whose rank is set counts: under an
 # mpirun inside a Slurm job, Slurm's variables are those of mpirun's daemon. hvdkit.world has the same order.
 _RANKS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PALS_RANKID", "PMI_SIZE"),
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("PMIX_RANK", ""),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PALS_RANKID", "PMI_SIZE", "PMI_LOCAL_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("PMIX_RANK", "", ""),
 )
 
 
 class RankIdentity(NamedTuple):
-    """A rank's place in the job. size: 0 if the launcher does not tell it.
+    """A rank's place in the job; 0 for a size that the launcher does not tell.
 
     joins: it was started by ranks that are there already; its number is above theirs.
     """
 
     rank: int
     size: int
+    local_size: int
     host: str
     joins: bool = False
 
@@ -42,21 +43,34 @@ def identify_rank(environ: Mapping[str, str], first: int | None = None) -> RankI
         place = identify_rank(environ)
         return place._replace(rank=first + place.rank, joins=True)
     host = environ.get("PMIX_HOSTNAME") or environ.get("PMI_HOSTNAME") or socket.gethostname()
-    slurm_rank, slurm_size = _read_slurm(environ)
-    for rank, size in _RANKS:
+    slurm_rank, slurm_size, slurm_local_size = _read_slurm(environ)
+    for rank, size, local_size in _RANKS:
         number = _read_number(environ, rank)
         if number >= 0:
-            by_slurm = slurm_size if number == slurm_rank else 0
-            return RankIdentity(number, max(0, _read_number(environ, size)) or by_slurm, host)
+            by_slurm = number == slurm_rank
+            return RankIdentity(
+                number,
+                max(0, _read_number(environ, size)) or (slurm_size if by_slurm else 0),
+                max(0, _read_number(environ, local_size)) or (slurm_local_size if by_slurm else 0),
+                host,
+            )
     if slurm_rank >= 0:
-        return RankIdentity(slurm_rank, slurm_size, host)
-    return RankIdentity(0, 1, host)
+        return RankIdentity(slurm_rank, slurm_size, slurm_local_size, host)
+    return RankIdentity(0, 1, 1, host)
 
 
-def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Tell (rank, size) of a task of a Slurm step; (-1, 0) of anything else."""
+def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
+    """Tell (rank, size, ranks of this host) of a task of a Slurm step; (-1, 0, 0) of anything else."""
     rank, size = _read_number(environ, "SLURM_PROCID"), _read_number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    return (-1, 0) if _read_number(environ, "SLURM_STEP_ID") < 0 or rank < 0 or size < 0 else (rank, size)
+    if _read_number(environ, "SLURM_STEP_ID") < 0 or rank < 0 or size < 0:
+        return -1, 0, 0
+    node = max(0, _read_number(environ, "SLURM_NODEID"))
+    # "2(x3),1": three nodes with two tasks, then one with one
+    for count, times in re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        if node < int(times or 1):
+            return rank, size, int(count)
+        node -= int(times or 1)
+    return rank, size, 0
 
 
 def _read_number(environ: Mapping[str, str], *names: str) -> int:

@@ -6,12 +6,11 @@ Each option is accepted with its meaning, or refused with a cure.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvdkit.config import read_settings
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli import numbers
 from hvdkit.launch.cli.parser import OptionParser, record_settings
@@ -26,6 +25,25 @@ _PREFIXES = {
     "library_options": "--",
     "logging": "--log-",
 }
+# Section -> its keys with a value; an option is called as its key, with dashes.
+_VALUES: Mapping[str, Sequence[str]] = {
+    "params": ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity"),
+    "autotune": "log_file warmup_samples steps_per_sample bayes_opt_max_samples gaussian_process_noise".split(),
+    "timeline": ("filename",),
+    "stall_check": ("warning_time_seconds", "shutdown_time_seconds"),
+    "library_options": ("num_nccl_streams", "thread_affinity", "gloo_timeout_seconds"),
+    "logging": ("level",),
+}
+# Section -> its keys that are switches, of which false is the option with --no- before it.
+_SWITCHES: Mapping[str, Sequence[str]] = {
+    "params": ("hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce"),
+    "autotune": ("enabled",),
+    "timeline": ("mark_cycles",),
+    "stall_check": ("enabled",),
+    "library_options": ("mpi_threads_disable",),
+    "logging": ("with_timestamp",),
+}
+_CONTROLLERS = {"mpi": "--mpi", "gloo": "--gloo"}
 
 
 def read_flags(path: str) -> list[str]:
@@ -48,26 +66,40 @@ def write_flags(content: Any, path: str) -> list[str]:
     """Return the entries of a configuration as options. path: for messages. Raises LaunchError as `read_flags` does."""
     if not isinstance(content, Mapping):
         raise LaunchError(f"--config-file {path} has no sections. Write sections, such as params: or timeline:.")
-    known = {name for flag in FLAGS for name in flag.names} | {setting.flag for setting in read_settings({})}
     flags: list[str] = []
     problems: list[str] = []
     for section, entries in content.items():
-        if section == "controller":  # mpi or gloo
-            section, entries = "params", {str(entries): True}
-        if section not in _PREFIXES or not isinstance(entries, Mapping | None):
-            problems.append(f"{section!r} is not a section; use controller, {', '.join(_PREFIXES)}")
-            continue
-        for key, value in (entries or {}).items():
-            flag = f"{_PREFIXES[section]}{key}".replace("_", "-").removesuffix("-enabled")
-            if flag not in known:
-                problems.append(f"{key}: there is no option {flag}")
-            elif isinstance(value, bool):
-                flags.append(flag if value else _negate(flag))
-            elif value is not None:
-                flags.append(f"{flag}={value}")
+        if section == "controller":
+            known = _CONTROLLERS.get(str(entries).lower())
+            flags += [known] if known else []
+            problems += [] if known else [f"controller: {entries!r} is not a controller; use mpi or gloo"]
+        elif section in _VALUES and isinstance(entries, Mapping):
+            for key, value in entries.items():
+                _write_entry(section, str(key), value, flags, problems)
+        elif entries is not None or section not in _VALUES:
+            problems.append(f"{section!r} is not a section; use controller, {', '.join(_VALUES)}")
     if problems:
         raise LaunchError(f"--config-file {path}: {'; '.join(problems)}.")
     return flags
+
+
+def _write_entry(section: str, key: str, value: Any, flags: list[str], problems: list[str]) -> None:
+    if value is None:
+        return
+    flag = f"{_PREFIXES[section]}{key.replace('_', '-')}".removesuffix("-enabled")
+    if key in _SWITCHES[section]:
+        if isinstance(value, bool):
+            flags.append(flag if value else _negate(flag))
+        else:
+            problems.append(f"{section}.{key}: {value!r} is not a switch; use true or false")
+    elif key in _VALUES[section]:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            flags.append(f"{flag}={value}")
+        else:
+            problems.append(f"{section}.{key}: {value!r} is not a single value")
+    else:
+        known = ", ".join((*_VALUES[section], *_SWITCHES[section]))
+        problems.append(f"{section}.{key} is not an entry; use {known}")
 
 
 def _negate(flag: str) -> str:

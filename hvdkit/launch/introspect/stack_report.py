@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import hvdkit
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles.names import fold
+from hvdkit.launch.job.control import parse_processes
 
 #: States of proc(5) in which a process can answer nothing.
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting for a file system, in the kernel"}
@@ -74,20 +75,24 @@ class ProcessStack:
 
 def read_answer(answer: Mapping[str, Any]) -> list[ProcessStack]:
     """Take what hvdrun answers about the stacks; by rank. Raises LaunchError for what it does not answer."""
-    found = []
+    job, ranks = answer.get("job"), answer.get("ranks")
+    hosts = job.get("hosts") if isinstance(job, dict) else None
     try:
-        for rank in sorted(map(int, answer["ranks"])):
-            host = answer["job"]["hosts"].get(str(rank), "?")
-            found += read_processes(rank, host, answer["ranks"][str(rank)])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if not isinstance(hosts, dict) or not isinstance(ranks, dict):
+            raise ValueError(f"{job!r} is not a job")
+        parsed = {int(rank): None if one is None else parse_processes(one) for rank, one in ranks.items()}
+    except ValueError as error:
         raise LaunchError(
-            f"hvdrun is of another version of hvdkit than this command: {error!r}. Use the hvdkit that runs the job."
+            f"hvdrun is of another version of hvdkit than this command: {error}. Use the hvdkit that runs the job."
         ) from None
+    found = []
+    for rank, processes in sorted(parsed.items(), key=lambda item: item[0]):
+        found += read_processes(rank, str(hosts.get(str(rank), "?")), processes)
     return found
 
 
 def read_processes(rank: int, host: str, processes: Sequence[Mapping[str, Any]] | None) -> list[ProcessStack]:
-    """Take what the agent of a rank answers, see agent/stacks.py; None if it does not."""
+    """Take what the agent of a rank answers, see parse_processes; None if it does not."""
     if processes is None:
         return [ProcessStack(rank, host, why="its agent does not answer: its host may be overloaded or cut off")]
     found = []

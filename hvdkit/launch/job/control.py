@@ -1,6 +1,6 @@
 """hvdrun's side of the connections to the rank agents, and what they report.
 
-Whoever sends reports has proven the job's secret, so they are of an agent; one of another version of hvdkit is lost.
+The parsers of reports raise ValueError for a malformed one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import secrets
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +26,11 @@ from hvdkit.launch.job.authenticated_server import (
 )
 from hvdkit.launch.job.ranks import End, Ranks, Start
 from hvdkit.launch.plan.registration import Registration, check_registration, parse_registration
+from hvdkit.launch.plan.resources import take_fields
 
 
 def parse_report(payload: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises ValueError for anything else."""
+    """Parse a JSON object."""
     try:
         found = json.loads(payload)
     except RecursionError:
@@ -38,10 +40,31 @@ def parse_report(payload: bytes) -> dict[str, Any]:
     return found
 
 
+def parse_start(payload: bytes) -> Start:
+    """Parse the report that a rank's command was started."""
+    return Start(*take_fields(parse_report(payload), "a START report", pid=int, threads=str, cpus=str, bound=bool))
+
+
 def parse_end(payload: bytes) -> End:
-    """Take the report of how a rank's command has ended."""
-    report = parse_report(payload)
-    return End(**{**report, "tail": tuple(report["tail"])})
+    """Parse the report of how a rank's command has ended."""
+    kinds = {"code": int, "signal": int, "ended_by": str, "tail": list, "time": float, "tail_of_stderr": bool}
+    code, number, ended_by, tail, time, of_stderr = take_fields(parse_report(payload), "an END report", **kinds)
+    return End(code, number, ended_by, tuple(map(str, tail)), time, of_stderr)
+
+
+def parse_stacks(payload: bytes) -> tuple[int, list[dict[str, Any]]]:
+    """Parse the answer to a query, see agent/stacks.py: its number, and the stacks of each process."""
+    query, processes = take_fields(parse_report(payload), "a STACKS report", query=int, processes=list)
+    return query, parse_processes(processes)
+
+
+def parse_processes(processes: object) -> list[dict[str, Any]]:
+    """Check a list of processes with their stacks."""
+    if not isinstance(processes, list):
+        raise ValueError(f"{processes!r} is not a list of processes")
+    for one in processes:
+        take_fields(one, "a process", pid=int, state=str, command=str, stacks=str, asked=bool)
+    return processes
 
 
 _FIRST_FRAME_S = 20.0
@@ -151,8 +174,8 @@ class ControlServer:
         except AuthenticationError as error:
             if rank is not None:
                 self.ranks.suspect(rank, str(error))
-        except (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.TimeoutError, asyncio.CancelledError):
-            pass  # of another version, or it disconnected, or the job ends: a rank that has not reported an end is lost
+        except (OSError, EOFError, ValueError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
+            pass  # not an agent, or it disconnected, or the job ends: a rank that has not reported an end is lost
         finally:
             if rank is not None:
                 del self.connected[rank]
@@ -195,12 +218,12 @@ class ControlServer:
         if kind in (wire.STDOUT, wire.STDERR):
             self.on_output(rank, kind == wire.STDERR, payload)
         elif kind == wire.START:
-            self.ranks.start(rank, Start(**parse_report(payload)))
+            self.ranks.start(rank, parse_start(payload))
             self.changed.set()
         elif kind == wire.STACKS:
-            report = parse_report(payload)
-            if report["query"] in self._stacks:
-                self._stacks[report["query"]][rank] = report["processes"]
+            query, processes = parse_stacks(payload)
+            if query in self._stacks:
+                self._stacks[query][rank] = processes
                 self._answered.set()
         elif kind == wire.EVENT:
             self.ranks.hear(rank, payload.decode(errors="replace").split())

@@ -6,7 +6,6 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hvdkit.errors import LaunchError
 
@@ -61,12 +60,22 @@ class NetworkChoice:
     why: str
 
 
-def parse_interfaces(rows: Iterable[Sequence[Any]]) -> tuple[InterfaceAddress, ...]:
-    """Take an agent's list of [name, address, length of prefix, Mbit/s]."""
-    return tuple(
-        InterfaceAddress(name, address, str(ipaddress.ip_network(f"{address}/{bits}", strict=False)), speed)
-        for name, address, bits, speed in rows
-    )
+def parse_interfaces(rows: Iterable[Sequence[object]]) -> tuple[InterfaceAddress, ...]:
+    """Parse an agent's list of [name, address, length of prefix, Mbit/s].
+
+    Raises ValueError for an invalid one.
+    """
+    interfaces = []
+    kinds = (str, str, int, int)
+    if not isinstance(rows, (list, tuple)):
+        raise ValueError(f"{rows!r} is not a list of interfaces")
+    for row in rows:
+        if not isinstance(row, (list, tuple)) or tuple(map(type, row)) != kinds:
+            raise ValueError(f"{row!r} is not an interface")
+        name, address, bits, speed = row
+        subnet = ipaddress.ip_network(f"{address}/{bits}", strict=False)
+        interfaces.append(InterfaceAddress(str(name), str(address), str(subnet), int(str(speed))))
+    return tuple(interfaces)
 
 
 def choose_network(hosts: Mapping[str, HostInterfaces], wish: Sequence[str] = ()) -> NetworkChoice:

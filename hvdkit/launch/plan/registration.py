@@ -45,18 +45,17 @@ class StartOrders:
 
 
 def parse_registration(hello: Mapping[str, Any]) -> Registration:
-    """Take an agent's message."""
-    return Registration(
-        rank=hello["rank"],
-        size=hello["size"],
-        host=hello["host"],
-        network=HostInterfaces(parse_interfaces(hello.get("interfaces", ())), hello.get("address", "")),
-        fabric=hello.get("fabric", False),
-        resources=parse_resources(hello["machine"]),
-        joins=hello["joins"],
-        process=hello["process"],
-        ports=tuple(hello["ports"]),
-    )
+    """Parse an agent's message. Raises ValueError for an invalid one."""
+    rank, size, host = (hello.get(name) for name in ("rank", "size", "host"))
+    if type(rank) is not int or type(size) is not int or not isinstance(host, str) or rank < 0 or size < 0:
+        raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
+    network = HostInterfaces(parse_interfaces(hello.get("interfaces", ())), str(hello.get("address", "")))
+    resources = parse_resources(hello.get("machine", {}))
+    joins, process = bool(hello.get("joins")), str(hello.get("process", ""))
+    ports = tuple(hello.get("ports", ()))
+    if not all(type(port) is int and 0 < port < 2**16 for port in ports):
+        raise ValueError(f"{ports!r} are no ports")
+    return Registration(rank, size, host, network, bool(hello.get("fabric")), resources, joins, process, ports)
 
 
 def check_registration(registration: Registration, size: int, hosts: Mapping[int, str]) -> str:
@@ -141,6 +140,7 @@ def plan_start_orders(
     orders: dict[int, dict[str, Any]] = {
         rank: {
             "window": window if rank == 0 else None,
+            "local_size": counts[each.host],
             "one_host": one_host,
             "variables": {
                 **variables.get(each.host, {}),

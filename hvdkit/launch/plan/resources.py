@@ -33,10 +33,25 @@ class HostResources:
     gpus: tuple[tuple[str, str], ...] = ()
 
 
+def take_fields(fields: object, what: str, **kinds: type) -> list[Any]:
+    """Take the values of an agent's report. Raises ValueError unless they are of these types."""
+    values = [fields.get(name) for name in kinds] if isinstance(fields, dict) else []
+    if list(map(type, values)) != list(kinds.values()):
+        raise ValueError(f"{str(fields)[:80]} is not {what}")
+    return values
+
+
 def parse_resources(message: Mapping[str, Any]) -> HostResources:
-    """Take an agent's message."""
-    gpus = tuple((name, cpus) for name, cpus in message["gpus"])
-    return HostResources(**{**message, "allowed": tuple(message["allowed"]), "gpus": gpus})
+    """Parse an agent's message. Raises ValueError for an invalid one."""
+    if not message:
+        return HostResources()
+    kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list}
+    allowed, cores, shared, python, gpus = take_fields(message, "the resources of a host", **kinds)
+    if any(type(number) is not int for number in allowed) or not all(
+        isinstance(gpu, list) and list(map(type, gpu)) == [str, str] for gpu in gpus
+    ):
+        raise ValueError(f"{message!r} does not describe a host")
+    return HostResources(tuple(allowed), cores, shared, python, tuple((name, cpus) for name, cpus in gpus))
 
 
 def find_problems(resources: Iterable[tuple[str, HostResources]]) -> list[str]:

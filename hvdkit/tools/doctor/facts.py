@@ -131,6 +131,8 @@ KIND_NAMES = {
     "mvapich": "MVAPICH",
     "pals": "Cray PALS",
     "slurm": "Slurm",
+    "horovodrun": "Horovod",
+    "torchrun": "torch",
 }
 
 _VERSION = re.compile(r"(?:version\s*:?\s*|library\s+|\bv)(\d[\w.]*)", re.IGNORECASE)

@@ -31,7 +31,7 @@ _LIBRARIES = (
     ("mvapich", re.compile(r"MVAPICH", re.IGNORECASE)),
     ("mpich", re.compile(r"MPICH")),
 )
-_LAUNCHERS = ("mpirun", "mpiexec", "srun", "jsrun")
+_LAUNCHERS = ("mpirun", "mpiexec", "srun", "jsrun", "horovodrun", "torchrun")
 _SLURM = re.compile(r"slurm(?:-wlm)?\s+(\d\S*)")
 
 
@@ -67,6 +67,8 @@ def read_hvdrun_mpi(environ: Mapping[str, str]) -> HvdrunMpi:
 
 
 def _read_launcher(name: str, path: str, environ: Mapping[str, str]) -> Launcher:
+    if name in ("horovodrun", "torchrun"):  # they import a framework to tell their version, which is the package's
+        return Launcher(name, path, name, find_version(name.removesuffix("run")))
     result = run_program([path, "--version"], environ=environ, timeout_s=_VERSION_TIMEOUT_S)
     if result.status is None:
         return Launcher(name, path, error=f"--version did not answer within {_VERSION_TIMEOUT_S:g} s")
