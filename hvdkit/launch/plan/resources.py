@@ -214,7 +214,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     number = present if visible is None else count_visible(visible, present)
     if number < 1:
-        seen = f"lists {present}" if result.status == 0 else f"failed ({result.stderr.strip() or result.ending})"
+        words = " ".join((result.stderr.strip() or result.stdout).split()) or result.ending
+        seen = f"lists {present}" if result.status == 0 else f"failed ({words})"
         limit = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
         raise LaunchError(
             f"-np gpu: this machine has no visible GPU: nvidia-smi -L {seen}; {limit}. Check nvidia-smi and "
