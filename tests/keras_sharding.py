@@ -62,7 +62,7 @@ def _train(spec: dict[str, Any], shard: str, *, alone: bool) -> None:
     data = make_data(batches=4)
     models = []
     for kind in (None, shard):
-        model, optimizer = make_model(kernel_constraint="max_norm"), _make(spec)
+        model, optimizer = _make_model(), _make(spec)
         if hvd.rank() > 0:
             model.set_weights([3 * weight for weight in model.get_weights()])
         hvd.DistributedOptimizer(optimizer, shard=kind)
@@ -74,9 +74,25 @@ def _train(spec: dict[str, Any], shard: str, *, alone: bool) -> None:
     assert int(parts.optimizer.iterations) == int(whole.optimizer.iterations)
     _assert_divided(parts.optimizer, whole.optimizer)
     if alone:
-        reference = make_model(kernel_constraint="max_norm")
+        reference = _make_model()
         fit_alone(reference, _make(spec), data)
         assert_alike(parts, reference)
+
+
+class _Factor(keras.layers.Layer):  # type: ignore[misc]
+    """A layer of one number, a variable without dimensions."""
+
+    def build(self, _: Any) -> None:
+        self.factor = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.factor
+
+
+def _make_model() -> Any:
+    model = make_model(kernel_constraint="max_norm")
+    model.add(_Factor())
+    return model
 
 
 def _make(spec: dict[str, Any]) -> Any:
@@ -89,7 +105,7 @@ def _assert_divided(parts: Any, whole: Any) -> None:
     """The ranks hold together what one did, and each one element more for each slot."""
     held, before = (sum(int(np.prod(one.shape)) for one in each.variables) for each in (parts, whole))
     slots = len(parts.__dict__["_hvdkit_parts"].layout.slots())
-    elements = sum(int(np.prod(one.shape)) for one in make_model().trainable_variables) * slots
+    elements = sum(int(np.prod(one.shape)) for one in _make_model().trainable_variables) * slots
     shared = before - elements
     assert sum(one - shared - slots for one in hvd.allgather_object(held)) == elements
 

@@ -134,12 +134,17 @@ def _session_class(tf: ModuleType) -> Any:
     """tf.compat.v1.Session: TensorFlow's where there is a graph to run, else _Session."""
     own: Any = tf.compat.v1.Session
 
-    def create(cls: Any, target: Any = "", graph: Any = None, config: Any = None) -> Any:
-        if graph is None and tf.executing_eagerly():
-            return _Session(target, graph, config)  # no object of the class, so that its __init__() is not called
+    class Kind(type(own)):  # type: ignore[misc]
+        def __instancecheck__(cls, one: object) -> bool:
+            return isinstance(one, own) if cls is session else type.__instancecheck__(cls, one)
+
+    def create(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is session and not (args[1:2] or kwargs.get("graph")) and tf.executing_eagerly():
+            return _Session(*args, **kwargs)  # no object of the class, so that its __init__() is not called
         return object.__new__(cls)
 
-    return type("Session", (own,), {"__new__": create, "__module__": own.__module__, "__doc__": own.__doc__})
+    session: Any = Kind("Session", (own,), {"__new__": create, "__module__": own.__module__, "__doc__": own.__doc__})
+    return session
 
 
 class _Session:

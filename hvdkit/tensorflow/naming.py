@@ -39,7 +39,7 @@ def operation_name(kind: str, name: str | None, process_set: ProcessSet) -> str 
         return name
     graph = tf.compat.v1.get_default_graph()
     if name is None:
-        return f"graph.{_place(graph)}{count(graph, kind, process_set, None)}"
+        return f"graph.{place(graph)}{count(graph, kind, process_set, None)}"
     if not in_session():
         return name
     return _numbered(name, count(graph, kind, process_set, name))
@@ -68,7 +68,7 @@ def count(graph: Any, kind: str, process_set: ProcessSet, name: Hashable) -> int
     return counter[key]
 
 
-def _place(graph: Any) -> str:
+def place(graph: Any) -> str:
     """Where in the function or graph, as words each followed by a dot; branches of one condition are one place.
 
     A function has its own name wherever it is called from: TensorFlow traces it once for all callers.

@@ -25,7 +25,7 @@ def broadcast_variables(
 
     variables: of TensorFlow or Keras, of any dtype that can be sent, with the same shapes, dtypes and order on all
     ranks (else HorovodInternalError on every rank). root_rank: a rank of the whole job. inplace: accepted as in
-    Horovod, and ignored.
+    Horovod, and ignored. Raises ValueError for a variable whose shape is not known.
     Inside a tf.function the broadcast runs each time the graph runs. In a graph for tf.compat.v1.Session it returns the
     operation to run, elsewhere None. Raises what broadcast() raises.
     """
@@ -37,9 +37,13 @@ def _together(variables: Sequence[Any]) -> Iterator[list[Any]]:
     group: list[Any] = []
     nbytes = 0
     for variable in variables:
-        size = tf.as_dtype(variable.dtype).size
-        for dimension in variable.shape:
-            size *= dimension
+        count = tf.TensorShape(variable.shape).num_elements()
+        if count is None:
+            raise ValueError(
+                f"The variable {variable.name} has the shape {variable.shape}, which is not known, so it cannot be "
+                "broadcast. Give it a shape (validate_shape=True), or leave it out."
+            )
+        size = tf.as_dtype(variable.dtype).size * count
         if group and nbytes + size > _TOGETHER_BYTES:
             yield group
             group, nbytes = [], 0

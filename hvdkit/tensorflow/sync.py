@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 _turns = itertools.count(1)
+_planning = threading.Lock()
 
 
 class GradientSync:
@@ -291,8 +293,9 @@ def _still_there(held: weakref.ref[GradientSync]) -> Any:
             "The DistributedOptimizer that this tf.function was traced with no longer exists. Keep a reference to the "
             "optimizer, or create a new tf.function."
         )
-    if not sync._planned:
-        sync._make_plan_again()
+    with _planning:
+        if not sync._planned:
+            sync._make_plan_again()
     return sync
 
 

@@ -17,7 +17,7 @@ from hvdkit.engine.request import ReduceOptions, gradient_options
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
 from hvdkit.tensorflow import gpu
 from hvdkit.tensorflow.compression import Compression, Compressor
-from hvdkit.tensorflow.naming import count
+from hvdkit.tensorflow.naming import count, place
 from hvdkit.tensorflow.ops import grouped_allreduce
 from hvdkit.tensorflow.sync import GradientSync
 from hvdkit.tensorflow.tracing import in_python, in_session
@@ -211,7 +211,7 @@ def _dense(gradient: Any, wanted: bool) -> Any:
 
 #: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same and
 #: are on the same GPU, and after another init(), as graphs do. In a graph for sessions each reduction has its own, as
-#: several may run at the same time.
+#: several may run at the same time; those of two graphs, and two calls of one function, do not.
 _syncs: dict[Any, GradientSync] = {}
 
 
@@ -220,7 +220,8 @@ def _find_sync(
 ) -> GradientSync:
     key: tuple[Any, ...] = (describe(variables), how, process_set, sparse_as_dense, gpu.gpu_for(variables))
     if in_session():
-        key = *key, count(tf.compat.v1.get_default_graph(), "gradients", process_set, key)
+        graph = tf.compat.v1.get_default_graph()
+        key = *key, place(graph), count(graph, "gradients", process_set, key)
     if key not in _syncs:
         strategy = AllReduce(how) if isinstance(how, ReduceOptions) else how
         _syncs[key] = GradientSync(

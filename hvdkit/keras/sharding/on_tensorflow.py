@@ -130,16 +130,15 @@ class TensorflowShards(ShardDriver):
             find, dtypes = _finder(self), [tf.as_dtype(tensor.dtype) for tensor in self._tensors]
 
             def run() -> list[Any]:
-                memory, count = [empty_tensor(tensor.shape, tensor.dtype) for tensor in self._tensors], len(values)
+                # Of one dimension each: a function gets a number, not memory, of a tensor without any.
+                memory, count = [empty_tensor((tensor.count,), tensor.dtype) for tensor in self._tensors], len(values)
                 results: list[Any] = call_in_graph(
                     lambda *arrays: find()._gather(arrays[:count], arrays[count:]),
                     [*values, *memory],
                     dtypes,
                     "hvdkit_gather",
                 )
-                for result, tensor in zip(results, self._tensors, strict=True):
-                    result.set_shape(tensor.shape)
-                return results
+                return [tf.reshape(one, tensor.shape) for one, tensor in zip(results, self._tensors, strict=True)]
 
             now = [tf.convert_to_tensor(variable) for variable in self._variables]
             wholes = run() if due is True else tf.cond(due, run, lambda: now)

@@ -54,7 +54,8 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         "tensorflow.compat.v1.ConfigProto",
     ): (
         "Keras 3 has no TensorFlow 1 sessions.",
-        "remove it; for GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU') after hvd.init()",
+        "remove it, for GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU') after hvd.init(); without "
+        "Keras it stays in graphs for tf.compat.v1.Session",
     ),
     ("keras.backend.set_session", "keras.backend.get_session", "tensorflow.compat.v1.keras.backend.set_session"): (
         "Keras 3 has no sessions.",
@@ -72,8 +73,8 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
         ),
     ): (
         "Keras 3 does not support graphs and sessions of TensorFlow 1.",
-        "a loop with tf.GradientTape, as examples/tensorflow2_digits.py; or, without Keras, keep the script and run it "
-        "with hvdrun --alias-horovod",
+        "a loop with tf.GradientTape, as examples/tensorflow2_digits.py; or, without Keras, import "
+        "tensorflow.compat.v1 as tf, call tf.disable_v2_behavior(), and run the script with hvdrun --alias-horovod",
     ),
     ("tensorflow.distribute.",): (
         "tf.distribute is a second distribution strategy beside hvdkit.",

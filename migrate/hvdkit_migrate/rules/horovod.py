@@ -75,6 +75,7 @@ def _instead(draft: Draft, name: str) -> str:
         hvd = draft.hvd
         return (
             f"{hvd}.broadcast_variables(variables, root_rank=0), or {hvd}.callbacks.BroadcastGlobalVariablesCallback(0)"
+            "; in graphs for tf.compat.v1.Session leave it as it is"
         )
     if name == "run":
         return "hvdrun, and call the function on each rank"
