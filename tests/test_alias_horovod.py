@@ -291,6 +291,23 @@ assert [float(np.sum(one)) for one in whole.optimizer.get_weights()][0] == 4
 hvd.broadcast_model(whole)
 whole.fit(images, labels, batch_size=5, epochs=1, shuffle=False, verbose=0)
 assert int(whole.optimizer.iterations) == 8
+
+def scale(x):
+    return x * 1.5
+
+small = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(scale)])
+for path in ("scale%d.h5", "scale%d.keras"):  # found by its module, which is imported
+    small.save(path % hvd.rank())
+    assert np.allclose(tfk.models.load_model(path % hvd.rank(), compile=False)(np.ones((1, 2))), 1.5)
+config = small.layers[0].get_config()
+for module, name in (("os.path", "join"), ("os", "system"), ("nothing", "scale")):
+    config["function"] = {**config["function"], "module": module, "config": name}
+    try:
+        keras.layers.Lambda.from_config(config)
+    except TypeError as error:
+        assert "Could not locate function" in str(error), error
+    else:
+        raise AssertionError((module, name))
 assert float(Adam(lr=1).lr) == 1.0 and type(Adam()) is keras.optimizers.Adam
 set_session(tf.Session())
 tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session(config=tf.compat.v1.ConfigProto()))

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from hvdkit.aliasing.keras2 import backend, callbacks, data, learning_rate, losses, models, optimizers, saving
+from hvdkit.aliasing.keras2 import (
+    backend,
+    callbacks,
+    data,
+    lambda_layers,
+    learning_rate,
+    losses,
+    models,
+    optimizers,
+    saving,
+)
 from hvdkit.aliasing.keras2.modules import FINDER, add_old_layers, add_old_modules, parents
 from hvdkit.aliasing.keras2.roots import ROOTS
 from hvdkit.startup.after_import import after_import
@@ -25,6 +35,7 @@ def apply(keras: ModuleType) -> None:
     callbacks.apply(keras)
     data.apply(keras)
     losses.apply(keras)
+    lambda_layers.apply(keras)
     for root in ROOTS:
         after_import(f"{root}.backend", backend.apply)
         after_import(f"{root}.optimizers.legacy", optimizers.apply_to_legacy)
