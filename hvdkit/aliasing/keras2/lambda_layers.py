@@ -23,7 +23,11 @@ def _get_config(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
     def get_config(self: Any) -> dict[str, Any]:
         config = own(self)
         written, module = config["function"], getattr(self.function, "__module__", None)
-        if written["class_name"] == "function" and _find(module, written["config"]) is self.function:
+        if (
+            isinstance(written, dict)
+            and written["class_name"] == "function"
+            and _find(module, written["config"]) is self.function
+        ):
             config["function"] = {**written, "module": module}
         return config
 
@@ -51,5 +55,5 @@ def _find(module: object, name: object) -> Any:
     found = getattr(sys.modules.get(str(module)), str(name), None)
     if not isinstance(found, FunctionType) or found.__module__ != module:
         return None
-    installed = tuple(sysconfig.get_paths().values())
+    installed = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib"))
     return None if found.__code__.co_filename.startswith(installed) else found
