@@ -14,7 +14,7 @@ from gpu_job import count_gpus_here, run
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.ranks,
-    pytest.mark.skipif(not count_gpus_here(), reason="no GPU: nvidia-smi shows none"),
+    pytest.mark.skipif(not count_gpus_here(), reason="no GPU: neither nvidia-smi nor the driver shows one"),
 ]
 
 

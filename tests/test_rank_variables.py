@@ -126,6 +126,14 @@ def test_rank_0_gets_two_ports_on_which_its_script_can_listen() -> None:
             pass
 
 
+def test_a_host_without_free_ports_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(*_: object) -> None:
+        raise OSError("Address already in use")
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    assert hold_free_ports(0) == []
+
+
 def test_no_other_program_gets_a_port_that_is_held() -> None:
     (holder, _) = hold_free_ports(0)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):

@@ -254,14 +254,16 @@ def test_kubernetes_does_not_expand_a_dollar_either(kind: str) -> None:
 
 
 def test_all_problems_of_a_job_are_told_together() -> None:
-    job = replace(PLAIN, name="a b", output="%u.log", memory="64", extra=("#PBS -q x",))
+    job = replace(PLAIN, nodes=0, name="a b", output="%u.log", memory="64", extra=("#PBS -q x",), environ={"1": ""})
     with pytest.raises(SubmitError) as caught:
         SCHEDULERS["slurm"].write(job)
     for part in (
+        "--nodes 0",
         "--job-name 'a b'",
         "%u is unknown",
         "--memory '64'",
         "begin with '#SBATCH'",
+        "--env '1'",
     ):
         assert part in str(caught.value)
 

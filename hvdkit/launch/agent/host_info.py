@@ -317,12 +317,16 @@ PORT_COUNT = 2
 
 
 def hold_free_ports(rank: int) -> list[socket.socket]:
-    """Bind sockets to PORT_COUNT ports that nothing uses at any address, if this is rank 0.
+    """Bind sockets to PORT_COUNT ports that nothing uses at any address, if this is rank 0; fewer if the host has none.
 
     While they are open nothing else gets these ports, but a server with SO_REUSEADDR, as torch's store and gRPC's are,
     can listen there.
     """
-    return [_hold_free_port() for _ in range(PORT_COUNT if rank == 0 else 0)]
+    held: list[socket.socket] = []
+    with contextlib.suppress(OSError):  # then the ranks get no MASTER_PORT
+        while rank == 0 and len(held) < PORT_COUNT:
+            held.append(_hold_free_port())
+    return held
 
 
 def _hold_free_port() -> socket.socket:

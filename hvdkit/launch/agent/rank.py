@@ -46,7 +46,7 @@ class Agent:
         self.identity = identity
         self.control, self.log = control, log
         self.prefix = self.shown_prefix = b""
-        self.held_ports = hold_free_ports(identity.rank) if control is not None else {}  # until this process ends
+        self.held_ports = hold_free_ports(identity.rank) if control is not None else []  # until this process ends
         self.hvdrun_lost = False  # the connection has ended without an order to stop
         self.ended_by = ""  # who has ended the rank; "" if it ends by itself
         self.kill_at = 0.0

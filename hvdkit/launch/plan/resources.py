@@ -5,9 +5,12 @@ The quick part of hvdkit doctor, before the command of the ranks starts.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hvdkit.errors import LaunchError
@@ -177,6 +180,7 @@ def check_gpus(resources: Iterable[tuple[str, HostResources]], asked_by: str | N
     return [text]
 
 
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 _NVIDIA_SMI_S = 30.0
 
 
@@ -202,24 +206,19 @@ def choose_ranks(
     return count_gpus(environ)
 
 
-def count_gpus(environ: Mapping[str, str]) -> int:
+def count_gpus(environ: Mapping[str, str], proc: Path = _NVIDIA_DRIVER) -> int:
     """Count the GPUs that CUDA shows to a process of this machine, without loading a framework.
 
-    Raises LaunchError for none, with what nvidia-smi says.
+    proc: the driver's directory with one entry for each GPU. Raises LaunchError for none, with what was inspected.
     """
-    everything = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    result = run_program(["nvidia-smi", "-L"], environ=everything, timeout_s=_NVIDIA_SMI_S)
-    listed = result.stdout.splitlines() if result.status == 0 else []
-    present = sum(line.startswith("GPU ") for line in listed)
+    present, seen = _count_present(environ, proc)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     number = present if visible is None else count_visible(visible, present)
     if number < 1:
-        words = " ".join((result.stderr.strip() or result.stdout).split()) or result.ending
-        seen = f"lists {present}" if result.status == 0 else f"failed ({words})"
         limit = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
         raise LaunchError(
-            f"-np gpu: this machine has no visible GPU: nvidia-smi -L {seen}; {limit}. Check nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES, or give the number of ranks: -np N."
+            f"-np gpu: this machine has no visible GPU: {seen}; {limit}. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+            "give the number of ranks: -np N."
         )
     return number
 
@@ -236,3 +235,22 @@ def count_visible(visible: str, present: int) -> int:
             break
         number += 1
     return number
+
+
+def _count_present(environ: Mapping[str, str], proc: Path) -> tuple[int, str]:
+    """Count the GPUs of this machine; returns what was inspected too, as a clause."""
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if program:
+        hidden = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        result = run_program([program, "-L"], environ=hidden, timeout_s=_NVIDIA_SMI_S)
+        if result.status == 0:
+            number = sum(line.startswith("GPU ") for line in result.stdout.splitlines())
+            return number, f"{program} -L lists {number}"
+        seen = f"{program} -L failed ({result.ending})"
+    else:
+        seen = "there is no nvidia-smi on PATH"
+    try:
+        number = sum(1 for _ in proc.iterdir())
+    except OSError:
+        return 0, f"{seen}, and no {proc}"
+    return number, f"{seen}, and {proc} has {number}"

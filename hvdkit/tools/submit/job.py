@@ -135,11 +135,11 @@ def format_minutes(seconds: int) -> str:
 
 
 def check_job(job: BatchJob, directive: str) -> None:
-    """Raise SubmitError with everything that no batch script may contain; its numbers have been checked as options.
+    """Raise SubmitError with everything that no batch script may contain.
 
     directive: what a line of --extra has to begin with, "#SBATCH" for instance; "" where there is no such thing.
     """
-    problems = [*_check_warning(job), *_check_words(job), *_check_texts(job)]
+    problems = [*_check_numbers(job), *_check_words(job), *_check_texts(job)]
     for line in job.extra:
         if not directive:
             problems.append(f"--extra {line!r}: a manifest has no directives. Edit the output of --dry-run")
@@ -149,12 +149,23 @@ def check_job(job: BatchJob, directive: str) -> None:
         raise SubmitError("; ".join(problems) + ".")
 
 
-def _check_warning(job: BatchJob) -> Iterator[str]:
+def _check_numbers(job: BatchJob) -> Iterator[str]:
+    for flag, value, least in (
+        ("--nodes", job.nodes, 1),
+        ("--tasks-per-node", job.tasks_per_node, 1),
+        ("--time (in seconds)", job.seconds, 1),
+        ("--gpus-per-node", job.gpus, 0),
+        ("--cpus-per-task", job.cpus, 0),
+    ):
+        if not least <= value <= 10**9:
+            yield f"{flag} {value} is not a number from {least} up"
     if job.warning and job.warning.seconds >= job.seconds:
         yield (
             f"--signal {job.warning.seconds} s before the end of a job of {job.seconds} s would be sent before the job "
             f"starts"
         )
+    if not job.command:
+        yield "there is no command. Write it like: hvdkit submit ... -- python train.py"
 
 
 def _check_words(job: BatchJob) -> Iterator[str]:
@@ -175,6 +186,9 @@ def _check_words(job: BatchJob) -> Iterator[str]:
     unknown = set(re.findall("%.?", job.output)) - {"%j", "%x"}
     if unknown:
         yield f"--output {job.output!r}: {', '.join(sorted(unknown))} is unknown; %j is the job's id and %x its name"
+    for name in job.environ:
+        if not _VARIABLE.fullmatch(name):
+            yield f"--env {name!r} is not the name of a variable"
 
 
 def _check_texts(job: BatchJob) -> Iterator[str]:
