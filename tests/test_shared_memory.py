@@ -367,3 +367,26 @@ def allreduce_through_the_stage(transport: Transport) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_large_tensors_go_through_the_stage_piece_by_piece(size: int) -> None:
     run_ranks(size, allreduce_through_the_stage, transport="shared_memory_only")
+
+
+def share_in_several_steps(transport: Transport) -> None:
+    """What is larger than a step of the memory that ranks share, and does not divide by it."""
+    rank, size = transport.rank, transport.size
+    for count in (MIB + 3, 5 * MIB + 1):
+        buffer = buffer_of(pattern(rank, count), "float32")
+        transport.broadcast(buffer, size - 1)
+        expect(buffer, pattern(size - 1, count), f"broadcast of {count}")
+    counts = [200_000 + 1000 * at for at in range(size)]
+    ends = np.cumsum([0, *counts])
+    gathered = transport.allgather(buffer_of(pattern(rank, counts[rank]), "float32"), counts)
+    expect(gathered, np.concatenate([pattern(at, one) for at, one in enumerate(counts)]), "allgather")
+    counts = [3 * one for one in counts]
+    mine = slice(3 * ends[rank], 3 * ends[rank + 1])
+    for dtype in ("float32", "bfloat16"):
+        given = buffer_of(pattern(rank, sum(counts), dtype), dtype)
+        expect(transport.reducescatter(given, counts), reduced(size, sum(counts), dtype)[mine], dtype)
+
+
+@pytest.mark.ranks
+def test_large_tensors_are_shared_in_several_steps() -> None:
+    run_ranks(3, share_in_several_steps, transport="shared_memory_only")

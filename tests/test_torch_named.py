@@ -193,6 +193,9 @@ def _reducescatter() -> None:
     mine = total[edges[rank] : edges[rank + 1]]
     assert torch.equal(hvd.reducescatter(whole, op=hvd.Sum), mine)
     torch.testing.assert_close(hvd.reducescatter(whole), mine / size)
+    before = whole.clone()
+    assert torch.equal(hvd.reducescatter(whole, op=hvd.Sum, prescale_factor=0.5), mine / 2)
+    assert torch.equal(whole, before), "the caller's tensor was changed"
     several = hvd.grouped_reducescatter([whole, whole.int()], op=hvd.Sum)
     assert torch.equal(several[0], mine) and torch.equal(several[1], mine.int())
 

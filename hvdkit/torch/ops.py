@@ -247,7 +247,8 @@ def _make_reducescatter(
         factor = factors[0] * factors[1] * (1 if chosen is Average else size)
         return [grad * factor for grad in gathered]
 
-    return Collective(group, announcement, name, tensors, pack, gradient, collect)
+    prescaled = factors[0] != 1.0  # in the memory that the operation is given
+    return Collective(group, announcement, name, tensors, pack, gradient, collect, overwrites=prescaled)
 
 
 @collective

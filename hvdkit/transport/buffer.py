@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,6 +94,11 @@ class Buffer:
     def slice(self, start: int, stop: int) -> Buffer:
         """The elements from `start` up to `stop`, sharing memory."""
         return type(self)(self.array[start:stop], self.dtype)
+
+    def pieces(self, counts: Sequence[int]) -> list[Buffer]:
+        """The elements as pieces of so many each, one after another, sharing memory."""
+        ends = itertools.accumulate(counts, initial=0)
+        return [self.slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def as_buffer(array: Array) -> Buffer:

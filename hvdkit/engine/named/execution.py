@@ -312,8 +312,7 @@ def _reducescatter_half(transport: Transport, buffer: Buffer, counts: Sequence[i
     result = make_buffer(count, buffer.dtype)
     received = transport.alltoall(buffer, counts, [count] * transport.size)
     if count:
-        pieces = [received.slice(at, at + count) for at in range(0, received.count, count)]
-        transport.arithmetic.combine(result, pieces, "sum", scale)
+        transport.arithmetic.combine(result, received.pieces([count] * transport.size), "sum", scale)
     return result
 
 

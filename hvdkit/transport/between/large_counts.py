@@ -9,7 +9,6 @@ wait: returns when a request is done.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -32,7 +31,7 @@ def allgather(wire: Wire, own: Buffer, gathered: Buffer, counts: Sequence[int], 
     if gathered.count <= wire.largest_count:
         wait(wire.allgather(gathered, counts, own))
         return
-    for root, piece in enumerate(_pieces_of(gathered, counts)):
+    for root, piece in enumerate(gathered.pieces(counts)):
         if root == wire.rank:
             np.copyto(piece.array, own.array)
         broadcast(wire, piece, root, wait)
@@ -57,7 +56,7 @@ def reducescatter(
     else:
         step = _round_step(wire, buffer)
         for start in range(0, max(counts), step):
-            packed, parts = _pack(_pieces_of(buffer, counts), start, step)
+            packed, parts = _pack(buffer.pieces(counts), start, step)
             target = out.slice(start, start + step)
             wait(wire.reducescatter(packed, target, parts, op))
 
@@ -90,12 +89,12 @@ def _exchange(
         return
     step = _round_step(wire, sent)
     for start in range(0, longest, step):
-        packed, parts = _pack(_pieces_of(sent, send_counts), start, step)
-        targets = [piece.slice(start, start + step) for piece in _pieces_of(received, receive_counts)]
+        packed, parts = _pack(sent.pieces(send_counts), start, step)
+        targets = [piece.slice(start, start + step) for piece in received.pieces(receive_counts)]
         counts = [target.count for target in targets]
         arrived = make_buffer(sum(counts), sent.dtype)
         wait(wire.alltoall(packed, parts, arrived, counts))
-        for target, piece in zip(targets, _pieces_of(arrived, counts), strict=True):
+        for target, piece in zip(targets, arrived.pieces(counts), strict=True):
             np.copyto(target.array, piece.array)
 
 
@@ -108,9 +107,3 @@ def _pack(pieces: Sequence[Buffer], start: int, step: int) -> tuple[Buffer, list
     """The parts of a round one after another in new memory, and their counts."""
     parts = [piece.slice(start, start + step) for piece in pieces]
     return Buffer(np.concatenate([part.array for part in parts]), parts[0].dtype), [part.count for part in parts]
-
-
-def _pieces_of(buffer: Buffer, counts: Sequence[int]) -> list[Buffer]:
-    """The buffer as one piece per rank, one after another; views."""
-    ends = np.cumsum([0, *counts]).tolist()
-    return [buffer.slice(start, end) for start, end in itertools.pairwise(ends)]

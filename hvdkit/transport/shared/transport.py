@@ -1,4 +1,4 @@
-"""Allreduces, small broadcasts and mailboxes of one host in shared memory; all else by the transport underneath."""
+"""Collectives and mailboxes of one host in shared memory; all else by the transport underneath."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hvdkit.errors import RankLostError
-from hvdkit.transport.api import Transport, check_root
-from hvdkit.transport.arithmetic import Arithmetic, check_scale
+from hvdkit.transport.api import Transport, check_counts, check_root
+from hvdkit.transport.arithmetic import Arithmetic, check_reduction, check_scale
 from hvdkit.transport.between.buckets import WireCrossing
 from hvdkit.transport.buckets import BucketSpec, InPlaceSegment
-from hvdkit.transport.buffer import HALF, Buffer, Op
+from hvdkit.transport.buffer import HALF, Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups, find_group
 from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.polling import watch_waits
@@ -23,6 +23,7 @@ from hvdkit.transport.shared.mailbox import open_shared_mailbox
 
 _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
+_MOST_GATHERED_BYTES = 4 * 2**20  # more than that MPI gathers with one copy where it may read a peer's memory
 
 Opened = TypeVar("Opened", Slots, Stage, Exchange)
 
@@ -30,7 +31,7 @@ Opened = TypeVar("Opened", Slots, Stage, Exchange)
 class SharedMemoryTransport(Transport):
     """Shared memory between the ranks of a host, over a transport that spans the same ranks.
 
-    base: all ranks of the group; does small messages and whatever is no allreduce. Closed with this one.
+    base: all ranks of the group; does what shared memory does not do faster. Closed with this one.
     local: those of them on this host, whose memory is shared; `base` itself if that is all.
     directory: a memory file system that these ranks share. small_bytes: below it an allreduce between hosts goes to
     `base`. shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
@@ -123,10 +124,22 @@ class SharedMemoryTransport(Transport):
             self.arithmetic.copy(piece.slice(first, last), stages.memory[stage].slice(first, last))
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: Op = "sum") -> Buffer:
-        return self._base.reducescatter(buffer, counts, op)
+        if not self._slot_bytes:
+            return self._base.reducescatter(buffer, counts, op)
+        check_counts("reducescatter", counts, self.size, total=buffer.count)
+        check_reduction(buffer.dtype, op, "reducescatter")
+        out = make_buffer(counts[self.rank], buffer.dtype)
+        self._exchange.reducescatter(out, buffer.pieces(counts), op, 1.0, self.arithmetic)
+        return out
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        return self._base.allgather(buffer, counts)
+        if not self._slot_bytes < sum(counts) * buffer.array.itemsize <= _MOST_GATHERED_BYTES:
+            return self._base.allgather(buffer, counts)
+        check_counts("allgather", counts, self.size, total=None)
+        check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
+        out = make_buffer(sum(counts), buffer.dtype)
+        self._exchange.allgather(out.pieces(counts), buffer)
+        return out
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
         if 0 < buffer.array.nbytes <= self._slot_bytes:
