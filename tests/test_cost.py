@@ -75,6 +75,25 @@ def test_the_librarys_time_goes_through_what_was_measured(found: list[tuple[int,
         assert measured.seconds("library", size) == pytest.approx(seconds)
 
 
+@given(measurements, sizes)
+def test_the_library_is_no_faster_than_the_link_beyond_what_was_measured(measured: Measured, nbytes: int) -> None:
+    size, seconds = measured.carrier[-1]
+    least = measured.link.byte_s * (nbytes - size)  # each host sends half of it and more, and gets as much
+    assert nbytes <= size or measured.seconds("library", nbytes) >= seconds + least * 0.999
+
+
+def test_an_outlier_among_small_sizes_does_not_make_the_library_win_at_large_ones() -> None:
+    measured = Measured(2, ETHERNET, ((8, 0.048), (60_000, 0.037)))
+    assert measured.fastest(1 << 24, ABLE) != "library"
+
+
+def test_a_handshake_of_the_library_counts_from_where_it_begins() -> None:
+    # Two hosts, 2 ms: one latency up to 60 kB, three from 64 KiB on.
+    slow = Link(2e-3, 1e-9, 5e-6)
+    measured = Measured(2, slow, ((8, 2.0e-3), (60_000, 2.05e-3), (1 << 16, 6.1e-3), (6_000_000, 12e-3)))
+    assert measured.fastest(50_000, ABLE) == "library" and measured.fastest(1 << 16, ABLE) == "doubling"
+
+
 @given(links)
 def test_messages_are_as_small_as_they_may_be(link: Link) -> None:
     size = link.message_bytes

@@ -20,6 +20,7 @@ _SMALL_TURNS = 8
 _FLOOD = 16  # small messages under way at once
 _STREAM_S = 0.015  # so long a stream tells the speed, behind what a link lets pass at once
 _STEP = MESSAGE_BYTES[0]
+_ASKED = 2**16  # bytes before which MPI asks the receiver, as it does not before _STEP: that takes two more latencies
 _LARGEST_STREAM = 2**24 // _STEP  # steps
 
 Check = Callable[[], None]
@@ -42,7 +43,7 @@ def measure(wire: Wire, check: Check) -> Measured:
         count = min(_LARGEST_STREAM, 8 * count, max(2 * count, int(count * 1.5 * wanted / seconds)))
     seconds = min(seconds, ring.stream(count, latency))  # as other work on a host can only make it longer
     link = Link(latency, seconds / (count * _STEP), message)
-    sizes = sorted({8, _STEP, count * _STEP}, reverse=True)
+    sizes = sorted({8, _STEP, _ASKED, count * _STEP}, reverse=True)
     carrier = [(size, ring.reduce(size)) for size in sizes]
     return Measured(wire.size, link, tuple(reversed(carrier)))
 

@@ -93,8 +93,18 @@ class Measured:
     def seconds(self, algorithm: str, nbytes: float) -> float:
         """What an allreduce of `nbytes` bytes takes: the library's as measured, the others' by the model."""
         if algorithm == "library":
-            return _interpolate(self.carrier, nbytes)
+            return self._library_s(nbytes)
         return ALGORITHMS[algorithm](self.link, self.hosts, nbytes)
+
+    def _library_s(self, nbytes: float) -> float:
+        """On straight lines through the points; beyond the last one as fast as from first to last, and as the link."""
+        first, last = self.carrier[0], self.carrier[-1]
+        if nbytes <= last[0] and len(self.carrier) > 1:
+            return _interpolate(self.carrier, nbytes)
+        byte_s = 2 * self.link.byte_s * (self.hosts - 1) / self.hosts
+        if last != first:  # not by the last two, which a handshake or other work of a host may have set apart
+            byte_s = max(byte_s, (last[1] - first[1]) / (last[0] - first[0]))
+        return last[1] + byte_s * max(0.0, nbytes - last[0])
 
     def fastest(self, nbytes: float, among: Sequence[str]) -> str:
         """Which of these algorithms takes least; the first one of those that take the same."""
@@ -111,9 +121,7 @@ class Measured:
 
 
 def _interpolate(points: Sequence[tuple[int, float]], nbytes: float) -> float:
-    """On straight lines through the points; beyond them on the first and the last line."""
-    if len(points) == 1:
-        return points[0][1]
+    """On straight lines through two or more points, up to the last one; before the first one on the first line."""
     at = next((at for at, (size, _) in enumerate(points[1:-1], 1) if nbytes < size), len(points) - 1)
     (size, seconds), (larger, more) = points[at - 1 : at + 1]
     return max(0.0, seconds + (more - seconds) * (nbytes - size) / (larger - size))
