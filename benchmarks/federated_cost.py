@@ -5,6 +5,7 @@ python -m benchmarks.federated_cost
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from typing import Any
@@ -35,6 +36,7 @@ def measure(clients: int, size: int, secure: federated.SecureAggregation | None)
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     hvd.init(log_level="error")
     for clients in (4, 8, 16):
         for size in (10_000, 1_000_000):

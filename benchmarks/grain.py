@@ -8,6 +8,7 @@ Simulated: three ranks of speeds 1, 1 and 1/3, a batch of 768 rows, 400 exchange
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
@@ -24,6 +25,7 @@ _ROWS, _EXCHANGES, _RUNS = 768, 400, 10
 
 def main() -> None:
     """Print both tables."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("| noise | grain | changes of the plan | with a compilation | step, of the ideal |\n|---|---|---|---|---|")
     for noise in (0.03, 0.1, 0.3):
         for grain in (1, _ROWS // 32, _ROWS // 8):

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import hvdkit.ray
+from hvdkit.launch.cli.numbers import count
 
 _LOOK_S = 0.01
 
@@ -97,5 +98,5 @@ def main(rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
     main(parser.parse_args().rounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +51,17 @@ def show_rows(rows: Sequence[Row]) -> str:
         value = f"{row.mb or 0:.0f} MB" if row.median_s is None else show_time(row.median_s)
         lines.append(f"| {row.work} | {row.peer} | {value} | {ratio} | {row.to} | {aim} |")
     return "\n".join(lines)
+
+
+def positive(text: str) -> float:
+    """Read a number of more than 0, as a type for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of more than 0")
+    return number
 
 
 def build_parser(about: str | None) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ import sys
 import time
 
 from benchmarks.rows import Row, build_parser, finish
+from hvdkit.launch.cli.numbers import count
 from hvdkit.launch.plan.mpi import Mpi, find_mpi
 
 AIM_S = 0.5  # that hvdrun may take more
@@ -76,7 +77,7 @@ def judge(times: dict[str, list[float]]) -> list[Row]:
 def main() -> None:
     """Measure, and print the table."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
     options = parser.parse_args()
     mpi = find_mpi(os.environ, sys.prefix)
     finish(judge(measure(mpi, rounds=options.rounds)), f"mpirun of {mpi.name} {mpi.version}.", options.json)

@@ -22,8 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import positive
+from hvdkit.launch.cli.numbers import count
 from hvdkit.tools.bench.report import describe_machine
-from hvdkit.tools.charts import draw_lines, new_figure
+from hvdkit.tools.charts import check_plot, draw_lines, new_figure
 
 _LIMIT_S = 600.0
 _ENOUGH = 0.3  # test loss that a strategy's time is taken to
@@ -32,16 +34,24 @@ _ENOUGH = 0.3  # test loss that a strategy's time is taken to
 def main() -> int:
     """Run the ranks, print the table, draw the chart, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--times", type=float, default=3.0, help="by which the last rank is slower")
-    parser.add_argument("--row-ms", type=float, default=1.0, help="of a fast rank")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--ranks", type=count, default=3)
+    parser.add_argument("--times", type=positive, default=3.0, help="by which the last rank is slower")
+    parser.add_argument("--row-ms", type=positive, default=1.0, help="of a fast rank")
+    parser.add_argument("--epochs", type=count, default=12)
     parser.add_argument("--only", default="", metavar="NAME,...", help="strategies whose names contain one of these")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw FILE.svg, FILE.png or FILE.pdf")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all points there as well")
     options = parser.parse_args()
+    if options.ranks < 2:
+        parser.error(f"--ranks {options.ranks}: strategies differ in how ranks meet; use 2 or more")
+    if options.chart:
+        check_plot("--chart", options.chart)
     figure = new_figure("--chart", 9, 5) if options.chart else None
     runs = run_ranks(options.ranks, options.times, options.row_ms, options.epochs, options.only)
+    if not runs:
+        parser.error(
+            f"--only {options.only}: no strategy's name contains it; see WAYS in benchmarks/strategies_rank.py"
+        )
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
     print(f"{machine}\n\n{build_table(runs)}")
     if figure is not None:

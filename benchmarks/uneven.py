@@ -16,7 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Protocol
 
-from benchmarks.rows import Row, build_parser, finish
+from benchmarks.rows import Row, build_parser, finish, positive
+from hvdkit.launch.cli.numbers import count
 from hvdkit.tools.bench.report import summarise
 from hvdkit.tools.bench.timing import Turn, interleave
 from hvdkit.training.balance import shares, step_s
@@ -42,11 +43,11 @@ class Training(Protocol):
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=10, help="of a round")
-    parser.add_argument("--batch", type=int, default=84, help="rows of all ranks together")
-    parser.add_argument("--row-ms", type=float, default=4.0, help="of a fast rank")
-    parser.add_argument("--times", type=float, default=3.0, help="by which the last rank is slower")
+    parser.add_argument("--rounds", type=count, default=7)
+    parser.add_argument("--steps", type=count, default=10, help="of a round")
+    parser.add_argument("--batch", type=count, default=84, help="rows of all ranks together")
+    parser.add_argument("--row-ms", type=positive, default=4.0, help="of a fast rank")
+    parser.add_argument("--times", type=positive, default=3.0, help="by which the last rank is slower")
     parser.add_argument("--keras", action="store_true", help="in fit() of Keras, on KERAS_BACKEND")
     options = parser.parse_args()
     framework = "keras" if options.keras else "torch"

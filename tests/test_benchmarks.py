@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -104,6 +105,27 @@ def test_an_allreduce_is_judged_by_what_the_peers_take() -> None:
     assert judge_allreduce("Gloo", 4.0) == ("at least x4", True)
     assert judge_allreduce(COPIES, 0.4) == ("at least x0.5", False)
     assert judge_allreduce("hvdkit, in bucket", 1.0) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("agreement", "--ranks 0", "0 is not a whole number of at least 1"),
+        ("federated_cost", "--nonsense", "unrecognized arguments: --nonsense"),
+        ("nodes", "--steps 0", "0 is not a whole number of at least 1"),
+        ("recovery", "--rounds no", "no is not a whole number of at least 1"),
+        ("scaling_model", "--hosts 1", "use 2 or more"),
+        ("strategies", "--ranks 1", "use 2 or more"),
+        ("strategies", "--times nan", "nan is not a number of more than 0"),
+    ],
+)
+def test_arguments_are_refused_before_anything_is_measured(
+    module: str, arguments: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"benchmarks.{module}").main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_strategies_are_compared_with_the_first_one() -> None:

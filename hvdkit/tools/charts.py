@@ -28,7 +28,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 def check_plot(option: str, path: Path) -> None:
     """Raise HvdkitError or MissingDependencyError, before anything is computed, if a figure cannot be drawn."""
     if path.suffix not in SUFFIXES:
-        raise HvdkitError(f"--plot {path}: the suffix chooses the format. Use {', '.join(SUFFIXES)}.")
+        raise HvdkitError(f"{option} {path}: the suffix chooses the format. Use {', '.join(SUFFIXES)}.")
     new_figure(option, 1, 1)
 
 
