@@ -131,7 +131,9 @@ def reducescatter(
             raise ValueError(f"{call}: a scalar has no rows to scatter; give a tensor of at least one dimension.")
 
     def doing(*arrays: Array) -> list[Array]:
-        made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        made = list(arrays)
+        if factors[0] != 1.0:  # with which the operation multiplies them where they are
+            made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
         group = process_set.group(call)
         transport = group.transport
         operation = do(group, "reducescatter", name, made, dtypes, options)
