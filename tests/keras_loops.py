@@ -400,6 +400,8 @@ def shards() -> None:
             everyone = hvd.allgather_object([batches[at][0][0, 0] for at in range(len(batches))])
             assert len({len(one) for one in everyone}) == 1
             assert {each for one in everyone for each in one} == expected
+        with raises(ValueError, "uneven is 'dorp'"):
+            hvd.shard(arrays, uneven="dorp")  # type: ignore[arg-type]
         everyone = hvd.allgather_object(hvd.shard(arrays, evaluation=True)["x"].tolist())
         assert sorted(each for one in everyone for each in one) == list(range(10))
         batches = hvd.shard(_Batches(), evaluation=True)

@@ -200,6 +200,17 @@ def test_doctor_shows_every_setting_and_its_origin(
     assert all(setting.variable in table for setting in read_settings({}))
 
 
+def test_the_table_of_settings_loses_no_letter_on_a_narrow_console(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["doctor", "--settings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(line.index("meaning") for line in lines if "meaning" in line)
+    meanings = "".join("".join(line[start:] for line in lines).split())
+    assert [s.variable for s in read_settings({}) if "".join(s.help.split()) not in meanings] == []
+
+
 def test_doctor_says_which_variable_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

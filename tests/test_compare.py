@@ -75,6 +75,30 @@ def test_rounding_is_no_difference() -> None:
     assert 0 < verdict.within < 1e-6
 
 
+def turn_in(*steps: int, by: float = 0.03) -> Change:
+    """The bias has another gradient in these steps, and the parameters what it makes of them."""
+
+    def change(many: list[RankRecord], one: RankRecord) -> None:
+        for at in steps:
+            off = by * np.linalg.norm(one.steps[at].gradients["bias"]) * np.array([1.0, 0.0])
+            for record in many:
+                record.steps[at].gradients = record.steps[at].gradients | {
+                    "bias": one.steps[at].gradients["bias"] + off
+                }
+                for step in record.steps[at:]:
+                    step.parameters = step.parameters | {"bias": step.parameters["bias"] - 0.1 * RATE * off}
+
+    return change
+
+
+def test_a_gradient_that_rounding_turns_in_one_step_is_no_difference() -> None:
+    verdict = conclude(turn_in(1))
+    assert verdict.equal and verdict.first is not None and verdict.first.tensor == "bias"
+    assert "Gradients of bias differ in step 2 only" in verdict.notes[-1]
+    for change in (turn_in(0, 1), turn_in(STEPS - 1), turn_in(1, by=0.2)):  # again, to the end, or by much
+        assert not conclude(change).equal
+
+
 def start_elsewhere(many: list[RankRecord], one: RankRecord) -> None:
     many[1].initial = {name: value + 1 for name, value in many[1].initial.items()}
     for step in many[1].steps:

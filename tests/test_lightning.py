@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -152,6 +153,13 @@ def _log_in_two_parts(lines: str) -> None:
     finally:
         hvd.shutdown()
         del sys.modules["mlflow"], os.environ["FAKE_MLFLOW"]
+
+
+def test_the_folder_of_checkpoints_beside_a_logger_is_no_package() -> None:
+    pytest.importorskip("lightning")
+    from hvdkit.lightning import HvdkitLogger
+
+    assert importlib.util.find_spec(HvdkitLogger().name) is None  # in the clone "hvdkit" would be the sources
 
 
 def test_a_logger_is_one_run_also_for_a_test_after_a_fit(tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ def test_dropping_gives_every_rank_as_many_and_repeats_none(length: int, size: i
     assert max(Counter(np.concatenate(shards).tolist()).values(), default=1) == 1
 
 
+def test_another_word_than_pad_or_drop_is_an_error() -> None:
+    with pytest.raises(ValueError, match="uneven is 'dorp'; it must be 'pad' or 'drop'"):
+        split_for_training(plan_order(8), rank=0, size=3, uneven="dorp")  # type: ignore[arg-type]
+
+
 def test_dropping_everything_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"3 samples .* 4 ranks, .* use uneven='pad'"):
         split_for_training(plan_order(3), rank=0, size=4, uneven="drop")

@@ -478,6 +478,8 @@ def _bad_arguments() -> list[str]:
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
         return str(caught.value)
 
+    with pytest.raises(TypeError, match=r"takes an optimizer of torch.optim, not a Sequential"):
+        hvd.DistributedOptimizer(model, named)  # type: ignore[arg-type]
     return [
         refused(named_parameters=[*named, named[0]]),
         refused(named_parameters=named[1:]),

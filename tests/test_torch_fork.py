@@ -13,7 +13,7 @@ from rank_job import find_mpirun
 TESTS = Path(__file__).parent
 
 
-def _run(case: str, progress: str) -> subprocess.CompletedProcess[str]:
+def _run(case: str, progress: str, job: Path = TESTS / "fork_job.py") -> subprocess.CompletedProcess[str]:
     paths = [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     settings = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -23,7 +23,7 @@ def _run(case: str, progress: str) -> subprocess.CompletedProcess[str]:
         "OMPI_MCA_btl": "^ofi,uct",
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }
-    command = [*find_mpirun(), "-n", "2", sys.executable, str(TESTS / "fork_job.py"), case]
+    command = [*find_mpirun(), "-n", "2", sys.executable, str(job), case]
     return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=90)
 
 
@@ -41,3 +41,26 @@ def test_a_worker_that_dies_ends_the_job() -> None:
     done = _run("dies", "inline")
     assert done.returncode != 0, done.stderr
     assert "done" not in done.stdout
+
+
+UNGUARDED = """
+import multiprocessing
+
+import hvdkit.torch as hvd
+
+hvd.init()
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    print(f"rank {hvd.rank()}: the child ended with {child.exitcode}\\n", end="")
+"""
+
+
+@pytest.mark.ranks
+def test_a_child_that_imports_the_script_again_is_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNGUARDED)
+    done = _run("", "inline", tmp_path / "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", *(f"rank {rank}: the child ended with 1" for rank in (0, 1))]
+    assert "WorldError: init() was called in a child process of rank 1, which imports the script again" in done.stderr

@@ -44,19 +44,26 @@ def plainly(reduction: str) -> nn.Module:
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     for epoch in range(3):
         model.train()
-        total = 0.0
+        total, first = 0.0, None
         for batch in loader:
             optimizer.zero_grad()
             loss = loss_of(model, batch, reduction)
             if reduction == "mean":
                 loss = loss + 1e-3 * sum(one.pow(2).sum() for one in model.parameters())
+            first = loss if first is None else first
             loss.backward()
             optimizer.step()
             total += loss.item()
         model.eval()
         with torch.no_grad():
             right = sum(int((model(x).argmax(1) == y).sum()) for x, y in DataLoader(data, batch_size=50))
-        print(reduction, epoch, right, f"{total / len(loader):.3f}")
+        print(
+            reduction,
+            epoch,
+            right,
+            f"{total / len(loader):.3f}",
+            f"{first.item() if first is not None else 0:.2f} at first",
+        )
         scheduler.step(loss.item())
     return model
 

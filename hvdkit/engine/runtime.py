@@ -25,7 +25,7 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import send_totals
 from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.process_sets import ProcessSets
-from hvdkit.engine.startup import Opener, arriving, enter_world, open_world
+from hvdkit.engine.startup import Opener, arriving, enter_world, open_world, refuse_second_import
 from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
@@ -103,9 +103,10 @@ def init(
     opener: see open_world(); of hvdkit's own engine.
     part: the processes of the job that make the world, and alone call this; None for all.
     settings: fields of Config, which beat the environment.
-    Raises WorldError if the launcher and MPI disagree, ConfigError for a bad setting or a part that cannot be a world,
-    TransportError if the ranks cannot reach each other, MissingDependencyError if the engine is to be Horovod's core
-    and is not here, ValueError for process sets that cannot be made: see ProcessSets.add.
+    Raises WorldError if the launcher and MPI disagree or multiprocessing imports the script again, ConfigError for a
+    bad setting or a part that cannot be a world, TransportError if the ranks cannot reach each other,
+    MissingDependencyError if the engine is to be Horovod's core and is not here, ValueError for process sets that
+    cannot be made: see ProcessSets.add.
     """
     global _again
     if _runtime is not None:
@@ -134,6 +135,7 @@ def init(
 
     def join() -> Runtime:
         launched = read_world()
+        refuse_second_import(launched)
         if config.elastic:  # those who have let this rank in would wait for it
             install_exception_hook(launched.rank, launched.host, None)
         with arriving(config, launched, part=part.ranks if part is not None else ()):

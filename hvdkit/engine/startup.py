@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from hvdkit.config import Config
-from hvdkit.errors import HorovodInternalError
+from hvdkit.errors import HorovodInternalError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.launcher_channel import (
     LOST,
@@ -36,6 +36,23 @@ from hvdkit.world import World
 
 Opener = Callable[[Config, Connection], tuple[World, Transport]]
 Entered = TypeVar("Entered")
+
+
+def refuse_second_import(launched: World) -> None:
+    """Raise WorldError in a child of a rank that multiprocessing has started to import the rank's script again.
+
+    It has the rank's variables, so init() there would wait for ranks that have met already. `_inheriting` is by what
+    multiprocessing itself refuses to start processes from such an import.
+    """
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if launched.size < 2 or multiprocessing is None:
+        return
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise WorldError(
+            f"init() was called in a child process of rank {launched.rank}, which imports the script again: the "
+            "methods spawn and forkserver of multiprocessing do so, also for the workers of a DataLoader. Put the "
+            "script's code into a function, and call it under: if __name__ == '__main__':"
+        )
 
 
 def open_world(

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from hvdkit.engine import runtime as engine
-from hvdkit.training.sharding import Indices, plan_order, split_for_evaluation, split_for_training
+from hvdkit.training.sharding import Indices, check_uneven, plan_order, split_for_evaluation, split_for_training
 
 Uneven = Literal["pad", "drop"]
 
@@ -35,8 +35,9 @@ def shard(
     rank, size: this rank and the number of ranks; None: those of the job.
 
     Raises NotInitializedError before init() if rank or size is None, TypeError for another type of data, ValueError for
-    arrays of different lengths or a tf.data.Dataset of unknown length.
+    another `uneven`, arrays of different lengths or a tf.data.Dataset of unknown length.
     """
+    check_uneven(uneven)
     if rank is None or size is None:
         world = engine.runtime("shard()").world
         rank = world.rank if rank is None else rank

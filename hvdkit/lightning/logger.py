@@ -39,8 +39,8 @@ class HvdkitLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The name of this logger."""
-        return "hvdkit"
+        """The folder of Lightning's own checkpoints; "hvdkit" would be the package where a script runs in the clone."""
+        return "hvdkit_logs"
 
     @property
     def version(self) -> str:

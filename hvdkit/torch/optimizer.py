@@ -126,6 +126,11 @@ def DistributedOptimizer(
     PlanMismatchError if the ranks have different parameters, RankLostError if a rank has died.
     """
     check_process_set(process_set, "DistributedOptimizer()")
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"DistributedOptimizer() takes an optimizer of torch.optim, not a {type(optimizer).__name__}: "
+            f"hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())."
+        )
     named = name_parameters(optimizer, named_parameters)
     runtime = engine.runtime("DistributedOptimizer()")
     if is_wrapped(optimizer):

@@ -35,9 +35,10 @@ def split_for_training(
     uneven: what to do when the ranks do not divide the samples: "pad" repeats the first few of the epoch, "drop" leaves
         out the last few.
     start: samples of `order` that all ranks together have used already.
-    Returns (n,), n the same on every rank. Raises ValueError if dropping would leave nothing.
+    Returns (n,), n the same on every rank. Raises ValueError for another `uneven`, or if dropping would leave nothing.
     """
     _check(rank, size)
+    check_uneven(uneven)
     left = max(len(order) - start, 0)
     if uneven == "drop" and start == 0 and 0 < left < size:
         raise ValueError(
@@ -56,6 +57,12 @@ def split_for_evaluation(order: NDArray[Any], *, rank: int, size: int) -> Indice
     """
     _check(rank, size)
     return np.asarray(np.array_split(order, size)[rank], dtype=np.int64)
+
+
+def check_uneven(uneven: str) -> None:
+    """Raise ValueError for what is no way to split a number of samples that the ranks do not divide."""
+    if uneven not in ("pad", "drop"):
+        raise ValueError(f"uneven is {uneven!r}; it must be 'pad' or 'drop'")
 
 
 def _check(rank: int, size: int) -> None:

@@ -24,11 +24,14 @@ def watch() -> None:
 
     def item(self: Any) -> Any:
         value = plain(self)
-        if self.grad_fn is None or not active() or not torch_weights.is_split():
+        if self.grad_fn is None or not active() or self.dim():
             return value
-        if self.dim() or sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+        if sys._getframe(1).f_code.co_filename.startswith(_TORCH):
             return value
-        weighed = torch.tensor(value * torch_weights.weight_seen(self), dtype=torch.float64)
+        weight = torch_weights.weight_seen(self)
+        if weight is None:
+            return value
+        weighed = torch.tensor(value * weight, dtype=torch.float64)
         return plain(hvd.allreduce(weighed, name="wrap.loss"))
 
     torch.Tensor.item = item  # type: ignore[method-assign]

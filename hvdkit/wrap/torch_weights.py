@@ -56,10 +56,10 @@ def weight_of(loss: Any) -> float:
     return weights.pop()
 
 
-def weight_seen(loss: Any) -> float:
-    """The weight that the loss had in its backward pass, or would have."""
+def weight_seen(loss: Any) -> float | None:
+    """The weight that the loss had in its backward pass, also after the epoch, or would have; None if none is split."""
     known: float | None = getattr(loss, "_hvdkit_weight", None)
-    return weight_of(loss) if known is None else known
+    return weight_of(loss) if known is None and is_split() else known
 
 
 def _tell(loss: Any, kinds: set[str]) -> None:
@@ -97,7 +97,7 @@ def _weigh(tensors: Any, gradients: Any) -> Any:
     losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     weights = [weight_of(one) for one in losses]
     for one, weight in zip(losses, weights, strict=True):
-        if isinstance(one, torch.Tensor):
+        if isinstance(one, torch.Tensor) and is_split():
             one._hvdkit_weight = weight  # type: ignore[attr-defined]  # the graph that tells it is gone afterwards
     if all(weight == 1.0 for weight in weights):
         return gradients

@@ -21,7 +21,8 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
     init()
     if dispatchers < 1 or size() % dispatchers:
         raise ValueError(
-            f"{size()} ranks cannot be divided among {dispatchers} dispatchers. Start a multiple of as many."
+            f"{size()} ranks cannot be divided among {dispatchers} dispatchers. Start a number of ranks that is a "
+            "multiple of --dispatchers, which is 1 or more."
         )
     service, config = None, None
     try:

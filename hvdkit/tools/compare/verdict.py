@@ -16,13 +16,16 @@ from hvdkit.tools.compare import causes
 from hvdkit.tools.compare.causes import Cause
 from hvdkit.tools.compare.records import HALF, Difference, Limits, RankRecord, compare_steps, within
 
+#: By how much of its norm rounding may change a gradient in one step, where an activation turns.
+_TURN = 5e-2
+
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of a comparison.
 
     within: distance of all parameters after the last step, relative to their norm. first: the first difference beyond
-    rounding. differences: all that were computed. notes: remarks for the reader.
+    the tolerance. differences: all that were computed. notes: remarks for the reader.
     """
 
     ranks: int
@@ -69,16 +72,34 @@ def judge(
         found += causes.find_scaled_rate(many, one)
     if first is not None and not any(one.name in ("no-broadcast", "not-reduced", "rates-differ") for one in found):
         found += causes.explain(first, many, one, repeats)
+    steps = min(len(record.steps) for record in (*many, one))
+    notes = _notes(many, one, half, own_rates)
+    turned = _is_a_turn(differences, steps) and not found
+    if turned and first is not None:
+        notes.append(
+            f"Gradients of {first.tensor} differ in step {first.step + 1} only, and losses, parameters and the other "
+            "gradients are equal: the input of a ReLU or a maximum that is almost zero changed its sign by rounding."
+        )
     return Verdict(
         ranks=len(many),
-        steps=min(len(record.steps) for record in (*many, one)),
-        equal=first is None and not found,
+        steps=steps,
+        equal=(first is None or turned) and not found,
         within=within(many[0], one),
         first=first,
         causes=found,
         differences=differences,
-        notes=_notes(many, one, half, own_rates),
+        notes=notes,
     )
+
+
+def _is_a_turn(differences: Sequence[Difference], steps: int) -> bool:
+    """Do gradients differ a little in one step, and nothing else, also not in the steps after it?
+
+    A derivative that jumps where its argument is zero, as that of ReLU, differs then by rounding of the argument.
+    """
+    unequal = [one for one in differences if not one.equal]
+    only = unequal[0] if len(unequal) == 1 else None
+    return only is not None and only.what == "gradients" and only.size <= _TURN and only.step < steps - 1
 
 
 def _check(many: Sequence[RankRecord], one: RankRecord) -> None:

@@ -75,8 +75,9 @@ def describe_small_job(survey: Survey) -> str:
     if job is None or job.error:
         return ""
     expected = f"; {job.expected_s * 1e3:.0f} ms are expected from the network" if job.expected_s else ""
+    hosts = f"{len(survey.hosts)} host{'s' * (len(survey.hosts) > 1)}"
     return (
-        f"{len(job.ranks)} ranks on {len(survey.hosts)} hosts reduced {job.bytes / 2**20:.0f} MiB in "
+        f"{len(job.ranks)} ranks on {hosts} reduced {job.bytes / 2**20:.0f} MiB in "
         f"{job.seconds * 1e3:.0f} ms over {job.transport}{expected}."
     )
 

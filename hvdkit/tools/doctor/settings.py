@@ -54,10 +54,13 @@ def _print_table(settings: Sequence[Setting]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="hvdkit settings", box=SIMPLE)
+    # The last column gets what the others leave: with four minimums rich makes the table wider than the console, which
+    # then loses the ends of lines.
+    table = Table(title="hvdkit settings", box=SIMPLE, expand=True)
     longest = max(len(setting.variable) for setting in settings)  # a long value is folded, a name never is
-    for title, width in (("variable", longest), ("value", 8), ("from", 11), ("meaning", 16)):
+    for title, width in (("variable", longest), ("value", 8), ("from", 11)):
         table.add_column(title, min_width=width, overflow="fold")
+    table.add_column("meaning", ratio=1, overflow="fold")
     for setting in settings:
         origin = "environment" if setting.origin == setting.variable else setting.origin
         style = "" if setting.origin == "default" else "bold"
