@@ -54,12 +54,17 @@ def _print_table(settings: Sequence[Setting]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
     table = Table(title="hvdkit settings", box=SIMPLE)
     longest = max(len(setting.variable) for setting in settings)  # a long value is folded, a name never is
-    for title, width in (("variable", longest), ("value", 8), ("from", 11), ("meaning", 16)):
-        table.add_column(title, min_width=width, overflow="fold")
+    widths = {"variable": longest, "value": 12, "from": 11}
+    between = 2 * 4 + 3 + 2  # spaces around the four columns, between them and at the edges
+    widths["meaning"] = max(16, console.width - sum(widths.values()) - between)
+    for title, width in widths.items():
+        table.add_column(title, width=width, overflow="fold")
+    console.width = sum(widths.values()) + between  # what is wider than a narrow terminal is not cut off
     for setting in settings:
         origin = "environment" if setting.origin == setting.variable else setting.origin
         style = "" if setting.origin == "default" else "bold"
         table.add_row(setting.variable, str(setting.shown), origin, setting.help, style=style)
-    Console().print(table)
+    console.print(table)
