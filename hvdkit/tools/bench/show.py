@@ -91,7 +91,7 @@ def _has_memory(report: Report) -> bool:
 
 
 #: What asks for the figure.
-PLOT = "hvdkit bench --plot"
+PLOT = "--plot"
 
 
 def write_plot(report: Report, path: Path) -> None:
