@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hvdkit.errors import HorovodInternalError, LaunchError, TooFewRanksError, WorldError
+from hvdkit.errors import HorovodInternalError, LaunchError, NotInitializedError, TooFewRanksError, WorldError
 from hvdkit.integrations import ranks
 from hvdkit.integrations.ranks import (
     Offer,
@@ -173,3 +173,9 @@ def test_what_cannot_be_called_is_refused_before_workers_start(call: tuple[Any, 
     with pytest.raises(LaunchError, match=message):
         check_call(*call)
     assert check_call(max, [1, 2], {"key": abs}) == ((1, 2), {"key": abs}) and check_call(max, None, None) == ((), {})
+
+
+def test_a_call_before_init_on_a_worker_has_the_same_message_on_the_driver() -> None:
+    error = NotInitializedError("allreduce()")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is NotInitializedError and str(again) == str(error)
