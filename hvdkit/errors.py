@@ -64,6 +64,10 @@ class NotInitializedError(HvdkitError, ValueError):
 
     def __init__(self, call: str) -> None:
         super().__init__(f"{call} was called before hvd.init() (or after hvd.shutdown()). Call hvd.init() first.")
+        self._call = call
+
+    def __reduce__(self) -> tuple[type[NotInitializedError], tuple[str]]:
+        return NotInitializedError, (self._call,)  # Ray and Spark send it to the driver
 
 
 class ConfigError(HvdkitError, ValueError):

@@ -68,7 +68,8 @@ def describe_leaving(rank: int, host: str, waiting: int, job_rank: int | None = 
     """
     return (
         f"Rank {label_rank(rank, job_rank)} on host {host} has shut hvdkit down (or reached the end of its script) "
-        f"while rank {waiting} still waits for it. Give every rank the same number of steps."
+        f"while rank {waiting} still waits for it. Give every rank the same number of steps; if the "
+        "optimizer has a finish(), call that on all ranks before the script ends."
     )
 
 

@@ -22,6 +22,7 @@ from hvdkit.tools.bench import run as bench_run
 from hvdkit.tools.bench import show
 from hvdkit.tools.bench.command import build_plan
 from hvdkit.tools.bench.report import (
+    AS_BACKEND,
     IN_BUCKET,
     OURS,
     Case,
@@ -156,6 +157,9 @@ def test_the_table_has_a_row_for_each_size_and_peer_and_marks_what_is_slower() -
     output = io.StringIO()
     print_report(report, changes, Console(file=output, width=80))
     assert "…" not in output.getvalue(), "it fits into 80 columns"
+    longest, widest = make_report(peer=AS_BACKEND), io.StringIO()
+    print_report(longest, compare(longest, scaled(longest, AS_BACKEND, 3.6)), Console(file=widest, width=80))
+    assert "…" not in widest.getvalue() and "+260 % slower" in widest.getvalue(), "also with the longest peer"
     text = " ".join(output.getvalue().split())
     assert "[x] left out" in text
     assert "Slower than the baseline by more than noise: hvdkit, 4 KiB: +30 %; hvdkit, 1 MiB: +30 %." in text

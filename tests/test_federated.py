@@ -186,6 +186,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no tuple": (lambda: round_of(Federation([0, 1]), function=lambda _, weights: weights), "returned a list"),
     "whole numbers": (lambda: Federation([0, 1])._round(OneProcess(), [np.arange(3)], train), "dtype int64"),
+    "server's name": (
+        lambda: Federation([0], server="fedadam"),  # type: ignore[arg-type]
+        r"server is 'fedadam'; pass an object, for example federated.FedAvg\(\)",
+    ),
+    "secure True": (lambda: Federation([0], secure=True), "secure is True; pass an object"),  # type: ignore[arg-type]
+    "privacy's class": (
+        lambda: Federation([0], privacy=GaussianPrivacy),  # type: ignore[arg-type]
+        "privacy is <class .*>; pass an object, for example federated.GaussianPrivacy",
+    ),
     "learning rate": (lambda: FedAvg(0), "learning_rate"),
     "momentum": (lambda: FedAvgM(1.0, 1.0), "momentum"),
     "noise": (lambda: GaussianPrivacy(1.0, 0.0), "noise is 0"),

@@ -8,15 +8,17 @@ import pickle
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from hvdkit.errors import HorovodInternalError, LaunchError, TooFewRanksError, WorldError
+from hvdkit.errors import HorovodInternalError, LaunchError, NotInitializedError, TooFewRanksError, WorldError
 from hvdkit.integrations import ranks
 from hvdkit.integrations.ranks import (
     Offer,
     assign_ranks,
     call_function,
+    check_call,
     enter_rank,
     new_secret,
     plan_variables,
@@ -156,3 +158,24 @@ def test_an_exception_that_cannot_be_sent_is_sent_as_text(error: BaseException) 
         outcome.get("rank 0")
     lost = isinstance(error, HorovodInternalError)
     assert isinstance(caught.value, HorovodInternalError) == lost, "else an elastic job takes it for a lost rank"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ((3, None, None), "function to run is 3, which cannot be called"),
+        ((max, 10, None), r"args is 10; pass a list or a tuple .*\[10\]"),
+        ((max, "ab", None), r"args is 'ab'; pass a list or a tuple"),
+        ((max, (), [1]), r"kwargs is \[1\]; pass a mapping"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_workers_start(call: tuple[Any, Any, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        check_call(*call)
+    assert check_call(max, [1, 2], {"key": abs}) == ((1, 2), {"key": abs}) and check_call(max, None, None) == ((), {})
+
+
+def test_a_call_before_init_on_a_worker_has_the_same_message_on_the_driver() -> None:
+    error = NotInitializedError("allreduce()")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is NotInitializedError and str(again) == str(error)

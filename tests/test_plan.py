@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,6 +269,20 @@ def test_the_command_lists_plans_with_reasons(capsys: pytest.CaptureFixture[str]
     assert "pp bubble +" in shown
     assert "dp 2 x tp 2 x pp 2" in shown
     assert "of the GPUs' peak" in shown
+
+
+def test_a_small_model_has_millions_of_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("hidden=64,layers=2,heads=4,vocabulary=1000,sequence=64", "--gpus", "1", "--batch", "8") == 0
+    assert capsys.readouterr().out.startswith("0.1682 million parameters on 1 x ")
+
+
+def test_a_plot_without_matplotlib_names_the_option_and_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert ask(SMALL, "--gpus", "8", "--batch", "64", "--plot", "plan.svg") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("hvdkit plan: --plot draws with matplotlib") and "hvdkit[plot]" in said
 
 
 def test_json_has_memory_and_time_by_part(capsys: pytest.CaptureFixture[str]) -> None:

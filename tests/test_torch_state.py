@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,13 @@ SIZES = pytest.mark.parametrize("size", [1, 2, 3])
 # init and shutdown --------------------------------------------------------------------------------------------------
 
 _TENSOR = torch.ones(2)
+_OPTIMIZERS = ("DistributedOptimizer", "LocalSGD", "DiLoCo", "AsynchronousOptimizer", "BackupSteps")
+
+
+def _wrap_an_optimizer(name: str) -> None:
+    getattr(hvd, name)(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "rank": hvd.rank,
     "size": hvd.size,
@@ -46,6 +54,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "allgather_object": lambda: hvd.allgather_object(1),
     "broadcast_parameters": lambda: hvd.broadcast_parameters({}),
     "broadcast_optimizer_state": lambda: hvd.broadcast_optimizer_state(torch.optim.SGD([_TENSOR], lr=0.1)),
+    **{name: partial(_wrap_an_optimizer, name) for name in _OPTIMIZERS},
 }
 
 

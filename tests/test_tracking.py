@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,12 @@ def test_the_rank_that_waits_least_is_the_one_that_the_others_wait_for() -> None
 def test_what_cannot_be_averaged_is_refused(values: dict[Any, Any], samples: Any, message: str) -> None:
     with pytest.raises(TrackError, match=message):
         make_row(values, 0, samples)
+
+
+def test_a_loss_that_has_a_gradient_is_logged_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_row({"loss": torch.ones((), requires_grad=True)}, 0, 1).values == {"loss": 1.0}
 
 
 def _train(folder: str) -> tuple[list[str], list[float]]:

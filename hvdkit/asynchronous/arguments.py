@@ -20,6 +20,7 @@ def refuse_arguments(who: str, others: Collection[str]) -> None:
     """Raise TypeError for arguments that only optimizers have whose ranks reduce gradients together."""
     if others:
         raise TypeError(
-            f"{who} has no argument {', '.join(others)}: a server averages what the ranks send, as it is. Leave that "
-            "out; for another op or a compression use hvd.DistributedOptimizer(), hvd.LocalSGD() or hvd.DiLoCo()."
+            f"{who} has no argument {', '.join(others)}. If it is misspelled, correct it. An op or a compression it "
+            "cannot have, because a server averages what the ranks send, as it is: for these use "
+            "hvd.DistributedOptimizer(), hvd.LocalSGD() or hvd.DiLoCo()."
         )

@@ -17,6 +17,7 @@ from hvdkit.asynchronous.parameter_values import FlatValues
 from hvdkit.asynchronous.served import ServedStrategy
 from hvdkit.asynchronous.server import FINISH, PUSH, Answer
 from hvdkit.asynchronous.staleness import Clocks
+from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group, ProcessSet, check_process_set
 from hvdkit.engine.strategy import Parameters
 from hvdkit.log import logger
@@ -138,6 +139,7 @@ def choose_asynchronous(
     refuse_arguments(_WHO, others)
     check_process_set(process_set, _WHO)
     _check_numbers(staleness, servers)
+    runtime.runtime(_WHO)
     if not process_set.included():
         return None
     size = process_set.size()

@@ -72,6 +72,9 @@ class Federation:
             raise FederatedError(f"Federation: seed is {seed}; it must be 0 or more.")
         if timeout_s is not None and not timeout_s > 0:
             raise FederatedError(f"Federation: timeout_s is {timeout_s}; it must be above 0.")
+        _check_class("server", server, ServerOptimizer, "federated.FedAvg()")
+        _check_class("secure", secure, SecureAggregation, "federated.SecureAggregation()")
+        _check_class("privacy", privacy, GaussianPrivacy, "federated.GaussianPrivacy(clip=1.0, noise=1.1)")
         self.fraction, self.seed, self.timeout_s = fraction, seed, timeout_s
         self.server = FedAvg() if server is None else server
         self.secure, self.privacy = secure, privacy
@@ -177,6 +180,12 @@ def _try_weights(weights: Any) -> tuple[list[NDArray[Any]], str]:
         return check_weights(weights, "Federation.round()"), ""
     except FederatedError as error:
         return [], str(error)
+
+
+def _check_class(option: str, value: Any, expected: type, example: str) -> None:
+    """Raise FederatedError for what is neither None nor an object of the class."""
+    if value is not None and not isinstance(value, expected):
+        raise FederatedError(f"Federation: {option} is {value!r}; pass an object, for example {example}, or None.")
 
 
 def _check_alike(directory: Sequence[dict[str, Any]]) -> None:

@@ -222,3 +222,14 @@ def _make_portable(error: BaseException, dumps: Callable[[BaseException], bytes]
     # Not a HorovodInternalError in place of others: that means a lost rank, after which elastic jobs go on.
     kind = HorovodInternalError if isinstance(error, HorovodInternalError) else RuntimeError
     return kind(f"{type(error).__name__}: {error}")
+
+
+def check_call(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the function that each rank is to call. Raises LaunchError for what cannot be called so."""
+    if not callable(fn):
+        raise LaunchError(f"The function to run is {fn!r}, which cannot be called.")
+    if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+        raise LaunchError(f"args is {args!r}; pass a list or a tuple of the function's arguments, such as [{args!r}].")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise LaunchError(f"kwargs is {kwargs!r}; pass a mapping from the names of arguments to their values.")
+    return tuple(args or ()), dict(kwargs or {})

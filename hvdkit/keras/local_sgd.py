@@ -9,6 +9,7 @@ import keras
 from hvdkit.asynchronous import diloco, local_sgd
 from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.asynchronous.periodic import PeriodicAverage
+from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
@@ -89,4 +90,5 @@ def _gradients(compression: Any) -> AllReduce:
 
 
 def _wrap(optimizer: Any, strategy: PeriodicAverage, model: keras.Model | None, process_set: ProcessSet) -> Any:
+    runtime.runtime(f"{type(strategy).__name__}()")
     return know_model(DistributedOptimizer(optimizer, process_set=process_set, strategy=strategy), model)

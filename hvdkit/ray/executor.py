@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdkit.errors import LaunchError
+from hvdkit.integrations.ranks import check_call
 from hvdkit.optional_import import optional_import
 from hvdkit.ray.elastic import ElasticWorkers
 from hvdkit.ray.settings import (
@@ -330,10 +331,11 @@ def run(
     min_workers for an elastic job.
     Raises what RayExecutor.start() and run() raise.
     """
+    call = _make_call(fn, args, kwargs)
     executor = RayExecutor(num_workers=num_workers, **options)
     try:
         executor.start(extra_env_vars=env)
-        return executor.call(_make_call(fn, args, kwargs), last=True)
+        return executor.call(call, last=True)
     finally:
         executor.shutdown()
 
@@ -349,9 +351,7 @@ def _refuse_callbacks(callbacks: Sequence[Any] | None) -> None:
 def _make_call(
     fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Callable[[Any], Any]:
-    if not callable(fn):
-        raise LaunchError(f"The function to run is {fn!r}, which cannot be called.")
-    positional, named = list(args or ()), dict(kwargs or {})
+    positional, named = check_call(fn, args, kwargs)
     return lambda _: fn(*positional, **named)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from hvdkit.errors import LaunchError
-from hvdkit.integrations.ranks import new_secret
+from hvdkit.integrations.ranks import check_call, new_secret
 from hvdkit.spark.output import Output
 from hvdkit.spark.reports import Report, read_results
 from hvdkit.spark.session import count_slots, describe_loopback, find_context, wait_for_slots
@@ -114,9 +114,10 @@ def read_arguments(function: str, given: Mapping[str, Any]) -> Job:
     refuse(function, given)
     output = Output(given["stdout"], given["stderr"], bool(given["prefix_output_with_timestamp"]))
     output.check(function)
+    call = check_call(given["fn"], given["args"], given["kwargs"])
     return Job(
         context=find_context(),
-        function=cloudpickle.dumps((given["fn"], tuple(given["args"]), dict(given["kwargs"] or {}))),
+        function=cloudpickle.dumps((given["fn"], *call)),
         env=plan_env(given["env"], given["verbose"], given["nics"]),
         start_s=check_timeout("start_timeout", given["start_timeout"], START_TIMEOUT_S),
         executable=given["executable"] or "",

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hvdkit.asynchronous import diloco, local_sgd
 from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.asynchronous.periodic import PeriodicAverage
+from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
@@ -103,6 +104,7 @@ def _wrap(
     passes: int,
     process_set: ProcessSet,
 ) -> Any:
+    runtime.runtime(f"{type(strategy).__name__}()")
     if model is not None and named_parameters is None:
         named_parameters = model.named_parameters()
     wrapped = DistributedOptimizer(

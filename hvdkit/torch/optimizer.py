@@ -45,20 +45,20 @@ def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedPar
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise ValueError(
-                f"DistributedOptimizer(): named_parameters must hold (name, parameter) pairs, as "
+                f"named_parameters must hold (name, parameter) pairs, as "
                 f"model.named_parameters() returns them; it holds a {type(pair).__name__}."
             )
     repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if repeated:
         raise ValueError(
-            f"DistributedOptimizer(): named_parameters repeats the name {', '.join(repeated)}. If the optimizer trains "
+            f"named_parameters repeats the name {', '.join(repeated)}. If the optimizer trains "
             f"several models, make the names distinct, e.g. (f'encoder.{{name}}', parameter)."
         )
     ids = {id(parameter) for _, parameter in pairs}
     missing = [name for name, parameter in numbered if id(parameter) not in ids]
     if missing:
         raise ValueError(
-            f"DistributedOptimizer(): named_parameters lacks {len(missing)} of the optimizer's {len(numbered)} "
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(numbered)} "
             f"parameters; the first is {missing[0]}. Pass the named_parameters() of every model that the optimizer "
             f"trains, or omit the argument."
         )

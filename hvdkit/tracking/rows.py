@@ -55,6 +55,8 @@ def _keep(key: str, value: Any) -> Any:
     """The number; a scalar on a GPU is copied there, so that the host does not wait for the GPU in each step."""
     if getattr(value, "is_cuda", False) and value.numel() == 1:
         return value.detach().clone()
+    if getattr(value, "requires_grad", False):
+        value = value.detach()  # float() of a tensor with a gradient makes torch warn
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError

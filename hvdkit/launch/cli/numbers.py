@@ -43,15 +43,19 @@ def rank_list(text: str) -> frozenset[int]:
 
 def port(text: str) -> int:
     """Read the number of a TCP port."""
-    number = int(text) if text.isdecimal() and len(text) < 6 else 0
-    if not 0 < number < 65536:
-        raise argparse.ArgumentTypeError(f"{text} is not a port; use 1 to 65535")
-    return number
+    return _port(text, "1 to 65535")
 
 
 def port_or_any(text: str) -> int:
     """Read the number of a TCP port; 0 for any that is free."""
-    return 0 if text == "0" else port(text)
+    return 0 if text == "0" else _port(text, "1 to 65535, or 0 for any free port")
+
+
+def _port(text: str, allowed: str) -> int:
+    number = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 0 < number < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use {allowed}")
+    return number
 
 
 def seconds(text: str) -> float:

@@ -18,7 +18,8 @@ def print_report(report: Report, changes: Sequence[Change], console: Console) ->
     """Print the machine, the table, and the changes if there are any."""
     console.print(escape(describe(report)), highlight=False, style="dim")
     title = f"{report.kind}{f' of {report.dtype}' * (report.kind != 'step')}{' on GPUs' * (report.device != CPU)}"
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    space = 0 if changes else 1  # with the changes the table fits into 80 columns that way
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, space, 0, 0))
     rows = list_rows(report, changes)
     for number, column in enumerate(rows[0]):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
@@ -91,7 +92,7 @@ def _has_memory(report: Report) -> bool:
 
 
 #: What asks for the figure.
-PLOT = "hvdkit bench --plot"
+PLOT = "--plot"
 
 
 def write_plot(report: Report, path: Path) -> None:

@@ -69,8 +69,8 @@ def explain(candidate: Candidate, job: Job) -> Sequence[str]:
     in_flight = min(layout.pp, micro_batches)
     return [
         f"{layout}: {layout.dp} replicas of {layout.tp * layout.pp} GPUs",
-        f"  model: {model.parameters / 1e9:.2f} billion parameters; {stages[0]} of {model.layers} layers and "
-        f"{parameters / 1e9:.3f} billion parameters on a GPU of the first stage",
+        f"  model: {_count(model.parameters)} parameters; {stages[0]} of {model.layers} layers and "
+        f"{_count(parameters)} parameters on a GPU of the first stage",
         f"  memory: {size} bytes for each of them (weight {WEIGHT_BYTES}, gradient {GRADIENT_BYTES}, Adam "
         f"{OPTIMIZER_BYTES}){_sharded(candidate)}: {memory.state / GIB:.1f} GiB",
         f"  activations: {layer_activations(model, layout) / 2**20:.0f} MiB a layer and micro-batch, of which the "
@@ -115,7 +115,7 @@ def _rate(bandwidth: float) -> str:
 
 
 #: What asks for the figure.
-PLOT = "hvdkit plan --plot"
+PLOT = "--plot"
 _COLUMNS = ("dp", "tp", "pp", "schedule", "micro", "ZeRO", "recompute", "GiB", "state", "activ.")
 
 
@@ -274,10 +274,14 @@ def _chosen(text: str, plans: Plans) -> Candidate:
     )
 
 
+def _count(number: float) -> str:
+    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"
+
+
 def _print(job: Job, plans: Plans, shown: list[Candidate]) -> None:
     cluster = job.cluster
     print(
-        f"{job.model.parameters / 1e9:.2f} billion parameters on {cluster.gpus} x {cluster.gpu.name}, {cluster.node} a "
+        f"{_count(job.model.parameters)} parameters on {cluster.gpus} x {cluster.gpu.name}, {cluster.node} a "
         f"node; a step of {job.batch} x {job.model.sequence} tokens"
     )
     console = Console(width=None if sys.stdout.isatty() else 220)

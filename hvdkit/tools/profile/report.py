@@ -112,7 +112,7 @@ def build_trace(found: Analysis) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-_OPTION = "hvdkit profile --output"
+_OPTION = "--output"
 _STEPS = 4  # in the timeline
 _RANKS = 32  # in drawings
 _POINTS = 400  # of a line over all steps
