@@ -116,8 +116,8 @@ def values_on_tensorflow(wrap: str) -> int:
         arrays.append(weakref.ref(array))
 
     with joined():
-        setattr(of, "arrived", note)
-        setattr(of, put, new_values)
+        for name, function in {"arrived": note, put: new_values}.items():
+            setattr(of, name, function)
         try:
             model, plain = _deep(), keras.optimizers.SGD(0.1)
             optimizer = (

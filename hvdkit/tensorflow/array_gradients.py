@@ -11,12 +11,20 @@ from hvdkit.engine.array_sync import ArrayFollower, ArraySync, uses_values
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Strategy
+from hvdkit.errors import BackwardInterruptedError
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.tensors import array_of, as_tensor, empty_tensor, flat_storage
 from hvdkit.tensorflow.tracing import call_in_graph, check_nothing_dropped
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.buffer import Array
+
+
+_AT_ONCE = (
+    "Or gradients of the same variables are being reduced twice at once: by two calls of one tf.function in one run of a "
+    "session, or in two threads. Have one wait for the other (tf.control_dependencies), or make two tf.functions of "
+    "different names for a session."
+)
 
 
 class ArrayGradients:
@@ -86,7 +94,10 @@ class ArrayGradients:
     def _start(self, arrays: Mapping[int, Array | None], *, first: bool) -> None:
         if first:
             self._results.begin()
-            self._sync.begin(self._results, self._values())
+            try:
+                self._sync.begin(self._results, self._values())
+            except BackwardInterruptedError as error:
+                raise BackwardInterruptedError(f"{error} {_AT_ONCE}") from error
         for index, array in arrays.items():
             self._sync.arrived(index, None if array is None else self._flat(index, array))
 
