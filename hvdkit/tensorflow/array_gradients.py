@@ -19,10 +19,9 @@ from hvdkit.tensorflow.tracing import call_in_graph, check_nothing_dropped
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.buffer import Array
 
-
 _AT_ONCE = (
-    "Or gradients of the same variables are being reduced twice at once: by two calls of one tf.function in one run of a "
-    "session, or in two threads. Have one wait for the other (tf.control_dependencies), or make two tf.functions of "
+    "Or gradients of the same variables are being reduced twice at once: by two calls of one tf.function in one run of "
+    "a session, or in two threads. Have one wait for the other (tf.control_dependencies), or make two tf.functions of "
     "different names for a session."
 )
 
