@@ -214,10 +214,11 @@ class SubmitError(HvdkitError, ValueError):
 class HostfileError(LaunchError):
     """A hostfile is invalid.
 
-    problems: every problem found, as "line N: problem and remedy", or without the line.
+    problems: every problem found, as "N: problem and remedy" with the line's number, or " problem and remedy"; without
+    a full stop, which the message has.
     """
 
     def __init__(self, path: str, problems: Sequence[str]) -> None:
         self.path = path
         self.problems = tuple(problems)
-        super().__init__("\n".join(f"{path}:{problem}" for problem in problems))
+        super().__init__("\n".join(f"{path}:{problem}." for problem in problems))

@@ -162,3 +162,7 @@ def misuse() -> None:
             next(iter(old))
         with raises(Exception, "every"):
             model.fit(new, verbose=0)
+        kept, model = wrap(), make_model()
+        model.compile(wrap(), "mse")
+        with raises(ValueError, "another optimizer than its own has trained"):
+            model.fit(hvd.BalancedDataset(data, BATCH, kept), verbose=0)

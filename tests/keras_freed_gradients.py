@@ -11,6 +11,7 @@ import numpy as np
 from keras_training import ROWS, joined, raises
 
 import hvdkit.keras as hvd
+from hvdkit.engine.array_sync import ArraySync
 from hvdkit.engine.sharding.arrays import ShardedArrays
 
 _LAYERS, _WIDTH = 16, 64
@@ -95,33 +96,42 @@ def on_tensorflow(shard: str) -> int:
     return most[0]
 
 
-def values_on_tensorflow() -> int:
+def values_on_tensorflow(wrap: str) -> int:
     """So many arrays of the first variable's values exist while a step sends its gradients, at most."""
     arrays: list[Any] = []
     most = [0]
-    arrived, gather = ShardedArrays.arrived, ShardedArrays.gather
+    of, put = (ShardedArrays, "gather") if wrap == "shard" else (ArraySync, "after_step")
+    before: dict[str, Any] = {name: getattr(of, name) for name in ("arrived", put)}
 
-    def note(shards: ShardedArrays, tensor: int, gradient: Any) -> None:
-        arrived(shards, tensor, gradient)
+    def note(driver: Any, tensor: int, gradient: Any) -> None:
+        before["arrived"](driver, tensor, gradient)
         if tensor == 0:
             most[0] = max(most[0], len({id(one()) for one in arrays if one() is not None}))
 
-    def gathered(shards: ShardedArrays, pieces: Any, targets: Any) -> None:
-        gather(shards, pieces, targets)
+    def new_values(driver: Any, values: Any, targets: Any) -> None:
+        before[put](driver, values, targets)
         array = targets[0]
         while isinstance(array.base, np.ndarray):
             array = array.base
         arrays.append(weakref.ref(array))
 
     with joined():
-        ShardedArrays.arrived, ShardedArrays.gather = note, gathered  # type: ignore
+        for name, function in {"arrived": note, put: new_values}.items():
+            setattr(of, name, function)
         try:
-            model = _deep()
-            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard="optimizer"), "mse")
+            model, plain = _deep(), keras.optimizers.SGD(0.1)
+            optimizer = (
+                hvd.DistributedOptimizer(plain, shard="optimizer")
+                if wrap == "shard"
+                else hvd.LocalSGD(plain, model=model, every=2, start_after=1)
+            )
+            model.compile(optimizer, "mse")
             x = np.ones((6 * ROWS, _WIDTH), "float32")
             model.fit(x, x, batch_size=ROWS, verbose=0)
         finally:
-            ShardedArrays.arrived, ShardedArrays.gather = arrived, gather  # type: ignore
+            for name, function in before.items():
+                setattr(of, name, function)
+    assert arrays
     return most[0]
 
 

@@ -83,6 +83,37 @@ def at_once() -> None:
             np.testing.assert_allclose(many[0], 10 * few[0], rtol=1e-5)
 
 
+def one_function_twice() -> None:
+    """Two calls of one function in one run of a session: one after the other they are right, at once an error."""
+    with joined(), tf.Graph().as_default(), v1.Session() as session:
+        rank, size = hvd.rank(), hvd.size()
+        weights = _weights(resource=True)
+
+        def slopes(scale: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = scale * sum(tf.reduce_sum(weight) for weight in weights)
+            return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+
+        def other(scale: Any) -> Any:
+            return slopes(scale)
+
+        function = tf.function(slopes)
+        first = function(tf.constant(rank + 1.0))
+        with tf.control_dependencies(first):
+            after = function(tf.identity(tf.constant(10 * (rank + 1.0))))
+        of_another_name = tf.function(other)(tf.constant(10 * (rank + 1.0)))
+        at_once = function(tf.constant(10 * (rank + 1.0)))
+        session.run(v1.global_variables_initializer())
+        for _ in range(5):
+            for second in (after, of_another_name):
+                few, many = session.run([first, second])
+                np.testing.assert_allclose(few[0], np.full((4, 2), (size + 1) / 2), rtol=1e-6)
+                np.testing.assert_allclose(many[0], 10 * few[0], rtol=1e-6)
+        with pytest.raises(tf.errors.UnknownError, match=r"two calls of one tf.function.*control_dependencies"):
+            for _ in range(50):
+                session.run([first, at_once])
+
+
 def refused() -> None:
     with joined():
         with pytest.raises(RuntimeError, match=r"outside of a graph.*broadcast_variables"):

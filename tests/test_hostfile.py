@@ -45,6 +45,7 @@ def test_every_problem_of_a_file_is_reported_with_its_line_and_its_cure() -> Non
         parse_hostfile(text, "hosts.txt")
     lines = str(caught.value).splitlines()
     assert [line.partition(" ")[0] for line in lines] == [f"hosts.txt:{n}:" for n in (2, 4, 5, 6, 7)] + ["hosts.txt:"]
+    assert all(line.endswith(".") and not line.endswith("..") for line in lines)
     assert "node1 slots=4" in lines[0]
     assert "'four' is not a number" in lines[1]
     assert "Leave it out" in lines[2]

@@ -37,8 +37,9 @@ def test_gradients_are_sent_during_backward_on_tensorflow() -> None:
 
 @pytest.mark.slow
 @pytest.mark.keras("tensorflow")
-def test_variables_exist_once_while_gradients_are_computed_on_tensorflow() -> None:
-    assert run_check(2, "tensorflow", "keras_freed_gradients:values_on_tensorflow") == [1] * 2
+@pytest.mark.parametrize("wrap", ["shard", "LocalSGD"])
+def test_variables_exist_once_while_gradients_are_computed_on_tensorflow(wrap: str) -> None:
+    assert run_check(2, "tensorflow", "keras_freed_gradients:values_on_tensorflow", wrap) == [1] * 2
 
 
 @pytest.mark.keras("torch")

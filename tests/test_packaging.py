@@ -3,8 +3,13 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import shutil
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import hvdkit
 
@@ -55,3 +60,22 @@ def test_every_import_is_a_dependency() -> None:
 def test_every_folder_with_code_is_a_package() -> None:
     folders = {path.parent for path in (ROOT / "hvdkit").rglob("*.py")}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.slow
+def test_a_file_that_is_gone_is_in_no_later_wheel(tmp_path: Path) -> None:
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    package = tmp_path / "hvdkit"
+    package.mkdir()
+    shutil.copy(ROOT / "hvdkit" / "__init__.py", package)
+    (package / "old.py").touch()
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
+    names = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+        (wheel,) = (tmp_path / "wheels").iterdir()
+        names.append(zipfile.ZipFile(wheel).namelist())
+        (package / "old.py").unlink(missing_ok=True)
+    assert "hvdkit/old.py" in names[0] and "hvdkit/old.py" not in names[1]
+    assert not (tmp_path / "build").exists()

@@ -308,7 +308,7 @@ def test_an_elastic_job_ends_with_an_error_when_nobody_has_the_commit(cluster: A
 def test_a_worker_that_is_stopped_and_one_that_dies_while_the_ranks_connect_are_replaced(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from hvdkit.ray import elastic, run
+    from hvdkit.ray import answers, elastic, run
     from hvdkit.ray.members import Worker
 
     stopped: list[int] = []
@@ -323,7 +323,7 @@ def test_a_worker_that_is_stopped_and_one_that_dies_while_the_ranks_connect_are_
         return ask(job, chosen)
 
     monkeypatch.setattr(elastic.ElasticWorkers, "_all_live", stop_one)
-    monkeypatch.setattr(elastic, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(answers, "_ANSWER_S", 2.0)
     with nothing_left() as pids:
         call = functools.partial(
             run, ray_functions.lose_a_rank_while_the_others_connect, [str(tmp_path)], min_workers=2, max_workers=2
@@ -391,13 +391,14 @@ def make_elastic_job(monkeypatch: pytest.MonkeyPatch, members: int) -> Any:
     """The driver's side of an elastic job that runs, without actors: a reference is a function that ray.get() calls."""
     import ray
 
-    from hvdkit.ray import elastic
+    from hvdkit.ray import answers, elastic
     from hvdkit.ray.members import Worker
     from hvdkit.ray.settings import Demand, Settings
 
     fake = MagicMock(exceptions=ray.exceptions)
     fake.get.side_effect = lambda ref: ref()
-    monkeypatch.setattr(elastic, "ray", fake)
+    for module in (answers, elastic):
+        monkeypatch.setattr(module, "ray", fake)
     job = elastic.ElasticWorkers(Demand(1), Settings(min_workers=1, max_workers=members + 1), {})
     job._members = [
         Worker(100 + rank, MagicMock(), None, rank=rank, place=f"process {rank}") for rank in range(members)
@@ -480,23 +481,100 @@ def test_a_worker_that_does_not_answer_before_a_world_begins_is_lost(
     assert re.search(rf"rank 1 .* is lost: It has not answered within {limit_s:g} s", job._why)
 
 
+def ask_until(
+    job: Any, monkeypatch: pytest.MonkeyPatch, over: Callable[[], bool], answer_of: Callable[[Any, float], Any]
+) -> float:
+    """Let the driver ask, second by second; returns after how many. answer_of: has this worker called hvd.init() by
+    then? None where it does not answer.
+    """
+    from hvdkit.ray import answers, members
+
+    now = [1000.0]
+    for module in (answers, members):
+        monkeypatch.setattr(module, "time", MagicMock(monotonic=lambda: now[0]))
+    for worker in [*job._members, *job._candidates]:
+        worker.asked_s = now[0]
+        worker.began_s = now[0] if worker in job._members else None
+        answer = MagicMock(side_effect=lambda worker=worker: answer_of(worker, now[0] - 1000))
+        worker.actor.answer.options.return_value.remote.return_value = answer
+    answers.ray.wait.side_effect = lambda refs, **_: ([ref for ref in refs if ref() is not None], [])
+    while not over() and now[0] < 3000:
+        now[0] += 1
+        job._find_lost()
+    return now[0] - 1000
+
+
 def test_a_rank_that_is_stopped_while_it_trains_is_lost_when_it_has_not_answered_for_the_elastic_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hvdkit.ray import elastic
+    from hvdkit.ray import answers
 
     job = make_elastic_job(monkeypatch, 2)
-    now = [1000.0]
-    monkeypatch.setattr(elastic, "time", MagicMock(monotonic=lambda: now[0]))
     lives, stopped = job._members
-    lives.asked_s = stopped.asked_s = now[0]
-    elastic.ray.wait.side_effect = lambda refs, **_: ([ref for ref in refs if ref is not stopped.asked], [])
-    while stopped in job._members and now[0] < 3000:
-        now[0] += 1
-        job._ask_members()
-    assert job._members == [lives] and 1600 < now[0] < 1700
+    job._candidates = []
+    seconds = ask_until(
+        job, monkeypatch, lambda: stopped not in job._members, lambda worker, _: None if worker is stopped else True
+    )
+    assert job._members == [lives] and 600 < seconds < 700
     assert re.search(r"rank 1 .* is lost: It has not answered for 600 s \(elastic_timeout\)", job._why)
-    elastic.ray.kill.assert_called_once_with(stopped.actor)
+    answers.ray.kill.assert_called_once_with(stopped.actor)
+
+
+@pytest.mark.parametrize("other", ["waits in hvd.init()", "has given up hvd.init()", "does without hvdkit"])
+def test_a_worker_that_does_not_call_init_is_lost_after_the_start_timeout_if_another_rank_waits(
+    monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    from hvdkit.ray import answers
+
+    job = make_elastic_job(monkeypatch, 2)
+    waits, hangs = job._members
+    job._candidates = []
+    if other == "has given up hvd.init()":
+        arrive(waits)
+    nobody_waits = other == "does without hvdkit"
+    seconds = ask_until(
+        job,
+        monkeypatch,
+        lambda: hangs not in job._members,
+        lambda worker, _: worker is waits and other == "waits in hvd.init()",
+    )
+    if nobody_waits:
+        assert job._members == [waits, hangs], "how long a function works alone is its own affair"
+        return
+    assert job._members == [waits] and 120 < seconds < 200
+    lost = r"rank 1 \(process 1\) is lost: It has not called hvd.init\(\) within 120 s \(timeout_s\)"
+    assert re.search(lost, job._why)
+    answers.ray.kill.assert_called_once_with(hangs.actor)
+    assert job._deadline is not None, "the others are to form the next world"
+
+
+def test_a_worker_that_calls_init_late_but_in_time_is_none_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_elastic_job(monkeypatch, 2)
+    slow = job._members[1]
+    job._candidates = []
+    ask_until(job, monkeypatch, lambda: False, lambda worker, now_s: worker is not slow or now_s > 118)
+    assert slow in job._members
+
+
+def test_a_candidate_that_hangs_while_it_starts_is_replaced_and_one_without_room_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make_elastic_job(monkeypatch, 1)
+    job._settings = replace(job._settings, max_workers=3)
+    job._fill()
+    hangs, waits_for_room = job._candidates
+    for worker in job._candidates:
+        worker.actor = MagicMock()
+    seconds = ask_until(
+        job,
+        monkeypatch,
+        lambda: hangs not in job._candidates,
+        lambda worker, now_s: worker in job._members or (False if worker is hangs and now_s > 500 else None),
+    )
+    assert job._candidates == [waits_for_room] and 620 < seconds < 700
+    assert "has not loaded torch within 120 s (timeout_s)" in caplog.text
+    job._fill()
+    assert len(job._candidates) == 2
 
 
 def begin_world_with_a_new_worker(job: Any) -> Any:

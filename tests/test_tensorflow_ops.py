@@ -65,6 +65,11 @@ def test_optimizers_of_sessions(case: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_sessions:{case}")
 
 
+@pytest.mark.native("Horovod's core has no buckets")
+def test_calls_of_one_function_in_one_run_of_a_session_take_turns() -> None:
+    run_check(3, "tensorflow", "tensorflow_sessions:one_function_twice")
+
+
 def test_names_are_given_when_a_function_is_traced() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:traced_names")
 

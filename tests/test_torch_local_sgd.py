@@ -299,6 +299,31 @@ def test_in_particular() -> None:
     run_ranks(2, _in_particular)
 
 
+def _without_a_step() -> None:
+    with joined():
+        rank = hvd.rank()
+        parameter = torch.nn.Parameter(torch.ones(2))
+        cure = r"give every rank as many batches .*, and leave out hvd\.join\(\)"
+        optimizer = hvd.LocalSGD(torch.optim.SGD([parameter], 1.0), every=4)
+        with pytest.raises(hvd.HorovodInternalError, match=f"steps: rank 0 .* has 0, rank 1 .* has 3.*{cure}"):
+            for _ in range(3 * rank):
+                parameter.grad = torch.ones(2)
+                optimizer.step()
+            optimizer.synchronize_parameters()
+        for start_after in (0, 1):
+            optimizer = hvd.LocalSGD(torch.optim.SGD([parameter], 1.0), every=1, start_after=start_after)
+            if rank:
+                parameter.grad = torch.ones(2)
+                with pytest.raises(hvd.HorovodInternalError, match=rf"rank 0 .* has joined.*{cure}"):
+                    optimizer.step()
+            hvd.join()
+
+
+@pytest.mark.native("nothing here depends on the engine")
+def test_a_rank_without_a_step_is_an_error_that_says_what_all_ranks_need() -> None:
+    run_ranks(2, _without_a_step)
+
+
 def _different_settings() -> str:
     with joined():
         parameter = torch.nn.Parameter(torch.ones(2))

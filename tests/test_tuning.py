@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,14 +195,17 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
     seen = on_ranks([110, 110], autotune_steps=100, **files)
     rows = rows_of(log)
     assert 3 <= len(rows) <= 10 and len({tuple(row[name] for name in VALUES) for row in rows}) >= 3
-    assert all(float(row["median_ms"]) > 0 and row["steps"] == "8" for row in rows)
+    assert all(
+        float(row["median_ms"]) == pytest.approx(math.log2(int(row["fusion_bytes"])), abs=0.01) and row["steps"] == "8"
+        for row in rows
+    )
     # On a busy machine rank 0 warns of other things, too.
     said = [text for text in seen[0].said if text.startswith(("autotune ", "Tuned settings"))]
     assert [text.startswith("autotune of optimizer.1: after ") for text in said] == [True, False]
     assert said[1] == f"Tuned settings were saved in {saved}. Use them with hvdrun --tuned {saved}."
     assert not seen[1].said
     (entry,) = read_entries(str(saved))
-    assert entry.key.hosts == (2,) and entry.default_s >= entry.tuned_s > 0
+    assert entry.key.hosts == (2,) and entry.default_s > entry.tuned_s > 0
 
     content = json.loads(saved.read_text())
     content["plans"][0]["settings"] = {

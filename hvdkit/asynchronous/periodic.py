@@ -29,13 +29,14 @@ from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.asynchronous.parameter_values import ParameterValues, zeros_for
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
+from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import describe_plan
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters, Strategy
-from hvdkit.errors import HorovodInternalError
+from hvdkit.errors import RanksDisagreeError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array, as_buffer
 from hvdkit.transport.small_collectives import allgather_object
@@ -228,30 +229,24 @@ class PeriodicAverage(Strategy):
 
         Otherwise a rank in a meeting would wait for one that has ended its steps and waits in synchronize().
         """
-        assert self._parameters is not None
-        steps = [("steps", str(self._steps))]
-        collective_step(self._group.engine, "meeting", None, name=self._parameters.name, options=steps)
+        self._together("meeting", options=[("steps", str(self._steps))])
 
     def _end_warm_up(self) -> None:
         """Let the present values be the shared ones: of rank 0, whose rounding may differ; collective.
 
         Raises HorovodInternalError if a rank has joined, which would go on without them.
         """
-        assert self._parameters is not None
         self._shared.clear()
         self._read_missing()
+        self._together("local_steps", lambda transport, _: self._take_from_root(transport))
 
-        def share(transport: Transport, joined: Sequence[int]) -> Sequence[int]:
-            if not joined:
-                self._take_from_root(transport)
-            return joined
-
-        joined = collective_step(self._group.engine, "local_steps", share, name=self._parameters.name)
-        if joined:
-            raise HorovodInternalError(
-                f"Ranks {', '.join(map(str, joined))} had called hvd.join() when local steps began, after step "
-                f"{self._steps}, so they do not have the values that the others go on from. {EVEN_STEPS}"
-            )
+    def _together(self, kind: str, action: Action | None = None, options: Sequence[tuple[str, str]] = ()) -> None:
+        """See collective_step(); that ranks have not come to this alike is said with its cure."""
+        assert self._parameters is not None
+        try:
+            collective_step(self._group.engine, kind, action, name=self._parameters.name, options=options)
+        except RanksDisagreeError as error:
+            raise RanksDisagreeError(f"{error} {EVEN_STEPS}") from error
 
     def synchronize(self) -> None:
         """Have all parameters meet now, as far as they have not since the last step; collective.

@@ -84,6 +84,7 @@ class BalancedDataset(keras.utils.PyDataset):
         #: Of one process, which has no reductions to count: the optimizer, and its steps when the iteration began.
         self._optimizer, self._applied = weakref.ref(optimizer), 0
         self._looped = False  # has a loop of the script's own asked for all batches of the iteration?
+        self._before = 0, 0  # when the iteration began: steps, and reductions of all optimizers of these ranks
         sync = _sync_of(optimizer)
         self._sync = weakref.ref(sync) if sync.process_set.included() else None
         transport = self._transport()
@@ -158,7 +159,12 @@ class BalancedDataset(keras.utils.PyDataset):
         """Keras's own."""
         with self._lock:
             self._count_applied()
-            self._training = True
+            self._training, self._before = True, (self._steps, self._count_reductions())
+
+    def _count_reductions(self) -> int:
+        """How often optimizers of these ranks have reduced gradients; 0 in one process, which has none to weight."""
+        sync = None if self._sync is None else self._sync()
+        return 0 if sync is None else sync.group.engine.joining.rounds.total()
 
     def _count_applied(self) -> None:
         """See whether the optimizer of one process has taken steps since the iteration before began.
@@ -174,9 +180,16 @@ class BalancedDataset(keras.utils.PyDataset):
             self._applied = applied
 
     def on_epoch_end(self) -> None:
-        """Keras's own."""
+        """Keras's own. Raises ValueError where another optimizer has trained on the batches."""
         settle()
-        self._training = False
+        began, self._training = self._training, False  # Keras also calls this before an iteration
+        steps, reductions = self._before
+        if began and self._steps == steps and self._count_reductions() > reductions:
+            raise ValueError(
+                f"{_WHO}: another optimizer than its own has trained on its batches, so the gradients were not "
+                "weighted by rows. Pass the optimizer with which the model is compiled: create the dataset after "
+                "compile(), with model.optimizer."
+            )
 
     def __getitem__(self, index: int) -> Any:
         """This rank's part of the next batch. index: ignored, as fit() shuffles it by random numbers of each rank."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hvdkit.elastic.regrouping import set_places
 from hvdkit.elastic.state import HostUpdateResult
+from hvdkit.engine.runtime import on_init
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
 from hvdkit.optional_import import optional_import
@@ -93,7 +94,7 @@ class ElasticRank(Rank):
         self._changed = threading.Condition()
         self._arrival: Arrival | None = None
         self._place: tuple[int, Mapping[str, str]] | None = None
-        self._has_state = self._has_committed = self._over = False
+        self._has_state = self._has_committed = self._has_entered = self._over = False
         self._world = 0
         self._ended: tuple[int, str] = (-1, "")
         self._announced_s = 0.0
@@ -102,6 +103,7 @@ class ElasticRank(Rank):
     def take_part(self, fn: Callable[[Any], Any], world: int, variables: Mapping[str, str]) -> Any:
         """Enter a world, and return what the function returns. Raises as execute()."""
         set_places(self)
+        on_init(self._note_init)
         try:
             self._enter(world, variables)
             return self.execute(fn, last=True)
@@ -110,8 +112,9 @@ class ElasticRank(Rank):
                 self._over = True
                 self._changed.notify_all()
 
-    def answer(self) -> None:
-        """Show that this worker lives."""
+    def answer(self) -> bool:
+        """Show that this worker lives; has it called hvd.init() in its world?"""
+        return self._has_entered
 
     def next_arrival(self) -> Arrival | None:
         """Wait until this worker waits for its place; None when its function has ended."""
@@ -131,6 +134,7 @@ class ElasticRank(Rank):
         self._ended = world, why
 
     def check(self) -> None:
+        self._note_init()
         world, why = self._ended
         if world >= self._world:
             raise RankLostError(why)
@@ -167,5 +171,8 @@ class ElasticRank(Rank):
         self._enter(*place)
 
     def _enter(self, world: int, variables: Mapping[str, str]) -> None:
-        self._world, self._has_committed = world, False
+        self._world, self._has_committed, self._has_entered = world, False, False
         self.enter(variables)
+
+    def _note_init(self) -> None:
+        self._has_entered = True

@@ -24,6 +24,7 @@ from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
 from hvdkit.log import logger
 from hvdkit.optional_import import optional_import
 from hvdkit.ray.actor import CONCURRENCY_GROUPS, CONTROL, ElasticRank
+from hvdkit.ray.answers import Lost, find_lost_candidates, find_lost_members, find_silent
 from hvdkit.ray.members import Worker, choose_members
 from hvdkit.ray.settings import Demand, Settings
 from hvdkit.ray.workers import first_line, is_death
@@ -37,10 +38,6 @@ _SETTLED_S = 5.0
 #: Workers in a row that fail before they are ranks or before their first commit, and worlds in a row that end without a
 #: change of workers.
 _ATTEMPTS = 3
-#: For workers that wait for their places to answer; else they are lost. Ray itself gives a node about as long.
-_ANSWER_S = 30.0
-#: Between two questions to ranks whether they live.
-_ASK_S = 60.0
 
 
 class ElasticWorkers:
@@ -91,7 +88,7 @@ class ElasticWorkers:
         try:
             while True:
                 self._look()
-                self._ask_members()
+                self._find_lost()
                 if self._members and all(worker.finished for worker in self._members):
                     return [worker.value for worker in sorted(self._members, key=lambda worker: worker.rank)]
                 if self._is_due():
@@ -125,21 +122,17 @@ class ElasticWorkers:
             else:
                 self._take_arrival(worker)
 
-    def _ask_members(self) -> None:
-        """Find members that have been stopped: those that have not answered for elastic_timeout are lost."""
-        now, limit_s = time.monotonic(), self._settings.elastic_timeout
-        asked = [worker.asked for worker in self._members if worker.asked is not None]
-        answered = ray.wait(asked, num_returns=len(asked), timeout=0)[0] if asked else []
-        for worker in [each for each in self._members if not each.finished]:
-            if worker.asked in answered:
-                worker.asked = None
-            if worker.asked is None and now - worker.asked_s > min(_ASK_S, limit_s):
-                worker.asked, worker.asked_s = self._ask(worker), now
-            elif worker.asked is not None and now - worker.asked_s > limit_s:
-                self._lose(worker, RankLostError(f"It has not answered for {limit_s:g} s (elastic_timeout)."))
+    def _find_lost(self) -> None:
+        """Leave out workers that hold the job up."""
+        self._leave_out(find_lost_members(self._members, self._settings))
+        self._leave_out(find_lost_candidates(self._candidates, self._settings))
 
-    def _ask(self, worker: Worker) -> Any:
-        return worker.actor.answer.options(concurrency_group=CONTROL).remote()
+    def _leave_out(self, lost: Lost) -> None:
+        for worker, error in lost:
+            if worker in self._members:
+                self._lose(worker, error)
+            else:
+                self._drop(worker, error)
 
     def _take_candidate(self, worker: Worker) -> None:
         ref, worker.arriving = worker.arriving, None
@@ -251,19 +244,8 @@ class ElasticWorkers:
 
     def _all_live(self, chosen: list[Worker]) -> bool:
         """Ask all of them, as a node that dies takes several with it; who has died or does not answer is lost."""
-        limit_s = min(_ANSWER_S, self._settings.elastic_timeout)
-        refs = [self._ask(worker) for worker in chosen]
-        _, silent = ray.wait(refs, num_returns=len(refs), timeout=limit_s)
-        lost: list[tuple[Worker, Exception]] = []
-        for worker, ref in zip(chosen, refs, strict=True):
-            error = RankLostError(f"It has not answered within {limit_s:g} s.") if ref in silent else _find_death(ref)
-            if error is not None:
-                lost.append((worker, error))
-        for worker, error in lost:
-            if worker in self._members:
-                self._lose(worker, error)
-            else:
-                self._drop(worker, error)
+        lost = find_silent(chosen, self._settings.elastic_timeout)
+        self._leave_out(lost)
         return not lost
 
     def _begin_world(self, chosen: list[Worker], call: Callable[[Any], Any]) -> None:
@@ -280,6 +262,7 @@ class ElasticWorkers:
             else:
                 worker.actor.assign.options(concurrency_group=CONTROL).remote(self._worlds, own)
             worker.rank, worker.arrival = place.rank, None
+            worker.begin()
             worker.arriving = worker.actor.next_arrival.options(concurrency_group=CONTROL).remote()
         if self._worlds:
             size = f"{len(chosen)} rank{'s' * (len(chosen) != 1)}"
@@ -364,12 +347,3 @@ class ElasticWorkers:
     def _end(self, worker: Worker) -> None:
         with contextlib.suppress(Exception):  # Ray itself may be down
             ray.kill(worker.actor)
-
-
-def _find_death(ref: Any) -> Exception | None:
-    """Why the actor that was to answer is dead; None if it has answered."""
-    try:
-        ray.get(ref)
-    except ray.exceptions.RayError as error:
-        return error  # type: ignore[no-any-return]
-    return None

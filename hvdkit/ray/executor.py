@@ -286,7 +286,8 @@ class ElasticRayExecutor:
 
         min_num_proc, max_num_proc (before: min_np, max_np): number of ranks; without a largest number, as many as the
         nodes have room for. reset_limit: how often the ranks may change before the job fails. elastic_timeout: seconds
-        that a change may take, and that the job waits for enough workers. timeout_s: for the first ones to start.
+        that a change may take, and that the job waits for enough workers. timeout_s: for the first ones to start, and
+        for each to call hvd.init() where others wait for it.
         ssh_identity_file, and verbose of kwargs: accepted, and not used. nics, other kwargs: refused, see the error.
         """
         refuse_nics(nics)

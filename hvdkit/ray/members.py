@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdkit.ray.actor import Arrival
+from hvdkit.ray.actor import CONTROL, Arrival
 
 
 @dataclass
@@ -16,7 +16,8 @@ class Worker:
 
     arriving: reference to its next Arrival, or None. arrival: that has come, while the worker waits for its place.
     result: reference to what its function returns, while it runs. value: what it has returned, if `finished`. asked,
-    asked_s: reference to the answer that shows that it lives, or None, and when it was asked for it.
+    asked_s: reference to the answer of its actor, or None, and when it was asked for it. began_s: when it got its
+    place, or for a candidate when its process had started, if that is known. has_entered: as it has answered last.
     """
 
     index: int
@@ -31,6 +32,17 @@ class Worker:
     value: Any = None
     asked: Any = None
     asked_s: float = field(default_factory=time.monotonic)
+    began_s: float | None = None
+    has_entered: bool = False
+
+    def begin(self) -> None:
+        """It has got its place in a world."""
+        self.asked, self.has_entered = None, False
+        self.asked_s = self.began_s = time.monotonic()
+
+    def ask(self) -> Any:
+        """A reference to the answer of its actor."""
+        return self.actor.answer.options(concurrency_group=CONTROL).remote()
 
     @property
     def has_state(self) -> bool:

@@ -16,7 +16,8 @@ _ROUNDING = 1e-6  # 0.3 CPUs have room for three workers of 0.1
 class Settings:
     """What create_settings() returns.
 
-    timeout_s: for all workers to start and to import torch. placement_group_timeout_s: for the placement group.
+    timeout_s: for all workers to start and to import torch; in an elastic job also for each to call hvd.init() where
+    others wait for it. placement_group_timeout_s: for the placement group.
     answer_timeout_s: a rank of a fixed job that gives no sign of life for so long while a function runs is lost. The
     others are of an elastic job: the least and the largest number of workers (None: as many as there is room for), how
     often the ranks may change before the job fails (None: without limit), and for how long a change may take.

@@ -11,12 +11,19 @@ from hvdkit.engine.array_sync import ArrayFollower, ArraySync, uses_values
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Strategy
+from hvdkit.errors import BackwardInterruptedError
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
-from hvdkit.tensorflow.tensors import array_of, as_tensor, flat_storage
+from hvdkit.tensorflow.tensors import array_of, as_tensor, empty_tensor, flat_storage
 from hvdkit.tensorflow.tracing import call_in_graph, check_nothing_dropped
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.buffer import Array
+
+_AT_ONCE = (
+    "Or gradients of the same variables are being reduced twice at once: by two calls of one tf.function in one run of "
+    "a session, or in two threads. Have one wait for the other (tf.control_dependencies), or make two tf.functions of "
+    "different names for a session."
+)
 
 
 class ArrayGradients:
@@ -86,7 +93,10 @@ class ArrayGradients:
     def _start(self, arrays: Mapping[int, Array | None], *, first: bool) -> None:
         if first:
             self._results.begin()
-            self._sync.begin(self._results, self._values())
+            try:
+                self._sync.begin(self._results, self._values())
+            except BackwardInterruptedError as error:
+                raise BackwardInterruptedError(f"{error} {_AT_ONCE}") from error
         for index, array in arrays.items():
             self._sync.arrived(index, None if array is None else self._flat(index, array))
 
@@ -99,23 +109,29 @@ class ArrayGradients:
 
     def after_step_eagerly(self, values: Sequence[Any]) -> list[Any]:
         """What the variables are from now on; values: what the optimizer has made them."""
-        results = self._after_step([array_of(value) for value in values])
+        self._new_values.begin()
+        results = [self._new_values.take(index) for index in range(len(values))]
+        self._after_step([array_of(value) for value in values], results)
         return [as_tensor(result, spec.dtype) for result, spec in zip(results, self._specs, strict=True)]
 
     def after_step_in_graph(self, values: Sequence[Any], find: Callable[[], ArrayGradients]) -> list[Any]:
         """The same, when the graph runs."""
-        dtypes = [value.dtype for value in values]
+        # Of one dimension each: a function gets a number, not memory, of a tensor without any.
+        memory, count = [empty_tensor((_count(spec.shape),), spec.dtype) for spec in self._specs], len(values)
         results: list[Any] = call_in_graph(
-            lambda *arrays: find()._after_step(arrays), list(values), dtypes, "hvdkit_after_step"
+            lambda *arrays: find()._after_step(arrays[:count], arrays[count:]),
+            [*values, *memory],
+            [value.dtype for value in values],
+            "hvdkit_after_step",
         )
-        for result, spec in zip(results, self._specs, strict=True):
-            result.set_shape(spec.shape)
-        return results
+        return [tf.reshape(result, spec.shape) for result, spec in zip(results, self._specs, strict=True)]
 
-    def _after_step(self, values: Sequence[Array]) -> list[Array]:
-        self._new_values.begin()
-        self._sync.after_step([self._flat(index, value) for index, value in enumerate(values)], self._new_values)
-        return [self._new_values.take(index) for index in range(len(values))]
+    def _after_step(self, values: Sequence[Array], results: Sequence[Array]) -> list[Array]:
+        """Fill the arrays of the results."""
+        flat = [self._flat(index, value) for index, value in enumerate(values)]
+        targets = [flat_storage(array, spec.dtype) for array, spec in zip(results, self._specs, strict=True)]
+        self._sync.after_step(flat, targets)
+        return list(results)
 
     def change_values(self, change: Callable[[], None], values: Sequence[Any]) -> list[Any]:
         """What `change` makes of the variables, outside of a step; see ArraySync.change_values."""

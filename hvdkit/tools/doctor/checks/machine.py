@@ -48,7 +48,8 @@ def _check_cores(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "and data loaders too, shares this core.",
             "Give the task its cores: srun --cpus-per-task=N, or srun --cpu-bind=none."
             if under_slurm
-            else "Start it without taskset or binding: mpirun --bind-to none, or hvdrun, which binds nothing.",
+            else "Start it without taskset or binding: mpirun --bind-to none, or hvdrun, which gives each rank its own "
+            "cores.",
         )
     elif job.ranks_here > allowed > 0:
         yield Finding.warning(

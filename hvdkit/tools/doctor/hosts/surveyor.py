@@ -55,7 +55,8 @@ def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Su
 
 def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> Allreduce:
     places = ",".join(f"{_bracket(host.login)}:{min(2, host.slots or 1)}" for host in hosts)
-    # Without hvdkit's own binding, what the launcher does by itself is seen.
+    # hvdkit's own binding may give a rank one core, its share, which the finding rank-one-core could not tell from what
+    # the launcher does by itself. The network, which this job is to try, does not depend on it.
     hvdrun = [sys.executable, "-m", "hvdkit.launch", "--bind=none", *survey.ssh_options, "-H", places]
     result = run_program([*hvdrun, *probe_argv("time_allreduce", str(COUNT))], environ=environ, timeout_s=_TIMEOUT_S)
     objects = [found for line in result.stdout.splitlines() if (found := read_object(line))]
