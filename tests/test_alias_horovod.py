@@ -89,7 +89,8 @@ from horovod.torch.elastic import run
 from horovod.run import run
 import horovod.run
 assert callable(horovod.run) and horovod.run.run is run
-for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightning import TorchEstimator"):
+for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightning import TorchEstimator",
+            "import horovod.runner.launch", "from horovod.runner.common.util import secret"):
     try:
         exec(use)
     except (ImportError, AttributeError) as error:
@@ -98,7 +99,13 @@ for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightnin
         raise AssertionError(use)
 """
     said = run_python(code).splitlines()
-    assert [line.split()[0] for line in said] == ["horovod.mxnet", "horovod.data", "horovod.spark.lightning"]
+    assert [line.split()[0] for line in said] == [
+        "horovod.mxnet",
+        "horovod.data",
+        "horovod.spark.lightning",
+        "horovod.runner.launch",
+        "horovod.runner.common",
+    ]
 
 
 def test_horovod_imported_before_is_an_error_that_says_where_from(tmp_path: Path) -> None:
@@ -320,6 +327,19 @@ for use in (lambda: tf.placeholder(tf.float32), lambda: tf.Session().run(0), lam
         print("refused:", error)
     else:
         raise AssertionError(use)
+
+rate, weight = tf.Variable(0.5), tf.Variable(1.0)
+one = hvd.DistributedOptimizer(tfk.optimizers.SGD(learning_rate=rate))
+step = tf.function(lambda: one.apply_gradients([(tf.constant(1.0), weight)]))
+step()
+rate.assign(0.25)
+step()
+assert float(weight) == 0.25 and float(one.lr) == 0.25
+one.lr = 0.125
+saved = tf.train.Checkpoint(optimizer=one).save("rate%d" % hvd.rank())
+rate.assign(1.0)
+tf.train.Checkpoint(optimizer=one).restore(saved)
+assert float(rate) == 0.125 and float(keras.optimizers.Adam(keras.Variable(0.5)).learning_rate) == 0.5
 
 @hvd.elastic.run
 def train(state):

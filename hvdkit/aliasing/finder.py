@@ -51,6 +51,8 @@ class _Same:
         """Give the module its own spec back, and what stands for calls that hvdkit has not."""
         name = module.__spec__.name if module.__spec__ else ""
         module.__spec__ = self._spec
+        if not hasattr(module, "__path__"):
+            module.__path__ = []  # so that the finder is asked for what is below, and says what to use instead
         for (owner, call), why in CALLS.items():
             if owner == name and not hasattr(module, call):
                 setattr(module, call, refused_call(f"{owner}.{call}", why))
