@@ -286,6 +286,10 @@ again = hvd.load_model("model%d" % hvd.rank())
 assert np.allclose(again.predict(images, verbose=0), model.predict(images, verbose=0))
 again.compile("sgd", tfk.losses.CategoricalCrossentropy(reduction=tf.keras.losses.Reduction.AUTO), metrics=["mse"])
 assert keras.losses.Reduction.AUTO == "sum_over_batch_size" and again.evaluate(images, labels, verbose=0)[0] > 0
+again.compile("sgd", "mse", ["mae"], [1.0])
+assert len(again.evaluate(images, labels, verbose=0)) == 2
+again.compile("sgd", "mse", "mae")
+assert len(again.evaluate(images, labels, verbose=0)) == 2
 again.compile(keras.optimizers.SGD(lr=0.1, decay=0.5, momentum=0.9), "mse")
 again.fit(images, labels, batch_size=5, epochs=1, shuffle=False, verbose=0)
 again.save("whole%d.h5" % hvd.rank())
@@ -328,6 +332,19 @@ for use in (lambda: tf.placeholder(tf.float32), lambda: tf.Session().run(0), lam
     else:
         raise AssertionError(use)
 
+ins = [keras.Input((2,)), keras.Input((2,))]
+both = keras.Model(ins, keras.layers.Dense(1)(keras.layers.Add()(ins)))
+both.compile("sgd", "mse")
+batch = [np.ones((4, 2), "float32")] * 2, np.ones((4, 1), "float32")
+
+class Pairs(keras.utils.Sequence):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return batch
+
+for data in (Pairs(), (batch for _ in range(2))):
+    both.fit(data, steps_per_epoch=2, verbose=0)
 rate, weight = tf.Variable(0.5), tf.Variable(1.0)
 one = hvd.DistributedOptimizer(tfk.optimizers.SGD(learning_rate=rate))
 step = tf.function(lambda: one.apply_gradients([(tf.constant(1.0), weight)]))
