@@ -95,7 +95,8 @@ from horovod.torch.elastic import run
 from horovod.run import run
 import horovod.run
 assert callable(horovod.run) and horovod.run.run is run
-for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightning import TorchEstimator"):
+for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightning import TorchEstimator",
+            "import horovod.runner.launch", "from horovod.runner.common.util import secret"):
     try:
         exec(use)
     except (ImportError, AttributeError) as error:
@@ -104,7 +105,13 @@ for use in ("import horovod.mxnet", "horovod.data", "from horovod.spark.lightnin
         raise AssertionError(use)
 """
     said = run_python(code).splitlines()
-    assert [line.split()[0] for line in said] == ["horovod.mxnet", "horovod.data", "horovod.spark.lightning"]
+    assert [line.split()[0] for line in said] == [
+        "horovod.mxnet",
+        "horovod.data",
+        "horovod.spark.lightning",
+        "horovod.runner.launch",
+        "horovod.runner.common",
+    ]
 
 
 def test_horovod_imported_before_is_an_error_that_says_where_from(tmp_path: Path) -> None:
@@ -285,6 +292,10 @@ again = hvd.load_model("model%d" % hvd.rank())
 assert np.allclose(again.predict(images, verbose=0), model.predict(images, verbose=0))
 again.compile("sgd", tfk.losses.CategoricalCrossentropy(reduction=tf.keras.losses.Reduction.AUTO), metrics=["mse"])
 assert keras.losses.Reduction.AUTO == "sum_over_batch_size" and again.evaluate(images, labels, verbose=0)[0] > 0
+again.compile("sgd", "mse", ["mae"], [1.0])
+assert len(again.evaluate(images, labels, verbose=0)) == 2
+again.compile("sgd", "mse", "mae")
+assert len(again.evaluate(images, labels, verbose=0)) == 2
 again.compile(keras.optimizers.SGD(lr=0.1, decay=0.5, momentum=0.9), "mse")
 again.fit(images, labels, batch_size=5, epochs=1, shuffle=False, verbose=0)
 again.save("whole%d.h5" % hvd.rank())
@@ -326,6 +337,32 @@ for use in (lambda: tf.placeholder(tf.float32), lambda: tf.Session().run(0), lam
         print("refused:", error)
     else:
         raise AssertionError(use)
+
+ins = [keras.Input((2,)), keras.Input((2,))]
+both = keras.Model(ins, keras.layers.Dense(1)(keras.layers.Add()(ins)))
+both.compile("sgd", "mse")
+batch = [np.ones((4, 2), "float32")] * 2, np.ones((4, 1), "float32")
+
+class Pairs(keras.utils.Sequence):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return batch
+
+for data in (Pairs(), (batch for _ in range(2))):
+    both.fit(data, steps_per_epoch=2, verbose=0)
+rate, weight = tf.Variable(0.5), tf.Variable(1.0)
+one = hvd.DistributedOptimizer(tfk.optimizers.SGD(learning_rate=rate))
+step = tf.function(lambda: one.apply_gradients([(tf.constant(1.0), weight)]))
+step()
+rate.assign(0.25)
+step()
+assert float(weight) == 0.25 and float(one.lr) == 0.25
+one.lr = 0.125
+saved = tf.train.Checkpoint(optimizer=one).save("rate%d" % hvd.rank())
+rate.assign(1.0)
+tf.train.Checkpoint(optimizer=one).restore(saved)
+assert float(rate) == 0.125 and float(keras.optimizers.Adam(keras.Variable(0.5)).learning_rate) == 0.5
 
 @hvd.elastic.run
 def train(state):

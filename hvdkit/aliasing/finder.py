@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hvdkit.alias import MARK
-from hvdkit.aliasing.names import CALLS, MODULES, REFUSED, VERSION, refusal
+from hvdkit.aliasing.names import CALLS, MODULES, VERSION, refusal
 
 
 def is_alias(module: ModuleType) -> bool:
@@ -51,8 +51,8 @@ class _Same:
         """Give the module its own spec back, and what stands for calls that hvdkit has not."""
         name = module.__spec__.name if module.__spec__ else ""
         module.__spec__ = self._spec
-        if not hasattr(module, "__path__") and any(one.startswith(f"{name}.") for one in REFUSED):
-            module.__path__ = []  # a package in Horovod: Python then asks the finder, which says what is refused
+        if not hasattr(module, "__path__"):
+            module.__path__ = []  # so that the finder is asked for what is below, and says what to use instead
         for (owner, call), why in CALLS.items():
             if owner == name and not hasattr(module, call):
                 setattr(module, call, refused_call(f"{owner}.{call}", why))

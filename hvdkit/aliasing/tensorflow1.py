@@ -28,7 +28,11 @@ REFUSED = {
     "get_variable": "create variables with tf.Variable or Keras layers",
     "global_variables_initializer": "variables are initialized when they are created; remove the call",
     "InteractiveSession": _LOOP,
-    "layers": "use keras.layers",
+    "layers": (
+        "use keras.layers. A script that does not use Keras can keep its graphs and tf.layers: "
+        "`import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()`, with the package tf_keras installed and "
+        "TF_USE_LEGACY_KERAS=1 set"
+    ),
     "contrib": "most of it has moved to keras or tf.data",
     "estimator": "use keras.Model and fit()",
     "disable_eager_execution": "remove the call",

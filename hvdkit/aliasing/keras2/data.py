@@ -1,6 +1,7 @@
 """fit(steps_per_epoch=...) over arrays and Sequences: each epoch begins anew, and goes round if it wants more steps.
 
-Keras 3 goes on where the last epoch stopped, and cuts an epoch short in which the data ends.
+Keras 3 goes on where the last epoch stopped, and cuts an epoch short in which the data ends. On TensorFlow it takes no
+list of inputs or targets from a Sequence or a generator, which is given to it as a tuple.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def apply(keras: ModuleType) -> None:
         getattr(adapters, name) for name in ("ArrayDataAdapter", "PyDatasetAdapter") if hasattr(adapters, name)
     )
     own = iterators._enumerate_iterator
+    sequences, generators = adapters.PyDatasetAdapter, adapters.GeneratorDataAdapter
+    own_batch, own_init = sequences._standardize_batch, generators.__init__
+    sequences._standardize_batch = lambda self, batch: own_batch(self, tuples(batch))
+    generators.__init__ = lambda self, generator: own_init(self, map(tuples, generator))
 
     def enumerate_steps(self: Any) -> Iterator[Any]:
         if not (self.steps_per_epoch and self._num_batches and isinstance(self.data_adapter, kinds)):
@@ -36,3 +41,12 @@ def apply(keras: ModuleType) -> None:
         self.data_adapter.on_epoch_end()
 
     iterators._enumerate_iterator = enumerate_steps
+
+
+def tuples(batch: Any) -> Any:
+    """A batch in which a list of arrays is a tuple."""
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    return tuple(
+        tuple(part) if isinstance(part, list) and all(hasattr(one, "shape") for one in part) else part for part in batch
+    )

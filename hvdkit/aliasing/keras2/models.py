@@ -13,6 +13,8 @@ from hvdkit.aliasing.tensorflow1 import check_eager
 
 #: Arguments of compile() that Keras 3 has not, and which may be left out.
 _COMPILE = ("experimental_run_tf_function", "distribute", "sample_weight_mode", "run_tf_function", "cloning")
+#: Arguments of compile() after the loss, in Keras 2's order.
+_AFTER_LOSS = ("metrics", "loss_weights", "weighted_metrics", "run_eagerly", "steps_per_execution", "jit_compile")
 #: Of fit, evaluate and predict.
 _QUEUE = ("workers", "max_queue_size", "use_multiprocessing", "max_q_size", "pickle_safe")
 _STEPS = ("steps_per_epoch", "validation_steps", "steps", "epochs", "initial_epoch", "validation_freq")
@@ -42,6 +44,7 @@ def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
     def compile(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
         if keras.backend.backend() == "tensorflow":
             check_eager("model.compile()")
+        args, kwargs = _with_metrics(args, kwargs)
         for name in _COMPILE:
             if name in kwargs:
                 warn_once(f"compile({name}=...) was removed in Keras 3; the argument is ignored.")
@@ -56,6 +59,18 @@ def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
         return own(self, optimizer, *args, **kwargs)
 
     return compile
+
+
+def _with_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """compile()'s arguments after the optimizer, for Keras 2's: metrics before loss_weights, and one without a list."""
+    given = dict(kwargs)
+    if 1 < len(args) <= 1 + len(_AFTER_LOSS) and "metrics" not in given:
+        warn_once("compile() got metrics by position, third as in Keras 2; hvdkit passes them as metrics=.")
+        args, given = args[:1], {**dict(zip(_AFTER_LOSS, args[1:], strict=False)), **given}
+    for name in ("metrics", "weighted_metrics"):
+        if given.get(name) is not None and not isinstance(given[name], (list, tuple, dict)):
+            given[name] = [given[name]]
+    return args, given
 
 
 def _without_old_arguments(method: str, own: Callable[..., Any]) -> Callable[..., Any]:

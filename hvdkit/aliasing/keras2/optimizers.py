@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import numbers
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +36,10 @@ def apply(keras: ModuleType) -> None:
 
     def __init__(self: Any, learning_rate: Any, *args: Any, **kwargs: Any) -> None:
         learning_rate, kwargs, decay = translate(learning_rate, kwargs)
-        own_init(self, learning_rate, *args, **kwargs)
+        variable = learning_rate if _is_variable(learning_rate) else None
+        own_init(self, learning_rate if variable is None else float(variable.numpy()), *args, **kwargs)
+        if variable is not None:
+            self._learning_rate._value = getattr(variable, "_value", variable)  # the script assigns to its own
         if decay:
             setattr(self, _DECAY, decay)
 
@@ -92,6 +96,15 @@ def translate(learning_rate: Any, given: dict[str, Any]) -> tuple[Any, dict[str,
     if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, float):
         learning_rate = float(learning_rate)  # Keras 3 takes neither 1 nor a float32 of numpy
     return learning_rate, given, decay
+
+
+def _is_variable(learning_rate: Any) -> bool:
+    """Is it a variable of TensorFlow or of Keras on TensorFlow? Keras 3 takes neither; Keras 2 read it at each step."""
+    tf = sys.modules.get("tensorflow")
+    if tf is None or not isinstance(getattr(learning_rate, "_value", learning_rate), tf.Variable):
+        return False
+    warn_once("An optimizer's learning_rate= is a variable, which Keras 3 refuses; hvdkit has the optimizer use it.")
+    return True
 
 
 def _get_weights(self: Any) -> list[Any]:
