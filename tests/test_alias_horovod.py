@@ -66,12 +66,6 @@ def test_what_is_refused_is_named_with_the_way_round(name: str) -> None:
     assert not refusal("horovod.torch.mpi_ops")
 
 
-def test_an_import_of_a_refused_part_of_horovods_runner_says_the_way_round() -> None:
-    names = [name for name in REFUSED if name.startswith("horovod.runner.")]
-    tries = "\n".join(f"try:\n    import {name}\nexcept ImportError as error:\n    print(error)" for name in names)
-    assert run_python(f"import hvdkit.alias_horovod\n{tries}").splitlines() == [refusal(name) for name in names] != []
-
-
 def test_names_of_tensorflow_1_say_what_to_write() -> None:
     for name in TF1:
         assert explain(name).startswith(f"tf.{name} belongs to TensorFlow 1") and ": " in explain(name)
