@@ -97,6 +97,23 @@ def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
             raise TypeError(f"there is no setting {name!r}; {hint}")
 
 
+def find_misspelt(variables: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Find HVDKIT_ variables that are none of a setting and resemble one; returns that of the setting for each.
+
+    names: of the settings. Others stay out: hvdrun has variables of its own, and so may a cluster's modules.
+    """
+    prefix, known = "HVDKIT_", [name.upper() for name in names]
+    found = {}
+    for variable in sorted(variables):
+        name = variable.removeprefix(prefix)
+        if name != variable and name not in known:
+            from difflib import get_close_matches  # takes 7 ms to import
+
+            for nearest in get_close_matches(name, known, 1, 0.7):
+                found[variable] = prefix + nearest
+    return found
+
+
 def choice(*names: str) -> Choice:
     """Make a parser that accepts these names only."""
     return Choice(names)

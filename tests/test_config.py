@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hvdkit
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import ConfigError
-from hvdkit.setting import MIB, parse_bool, parse_bytes
+from hvdkit.setting import MIB, find_misspelt, parse_bool, parse_bytes
 from hvdkit.tools.doctor.settings import show_settings
 
 
@@ -152,6 +158,30 @@ def test_a_whole_number_may_be_a_float() -> None:
 def test_a_misspelt_argument_is_answered_with_the_nearest_setting() -> None:
     with pytest.raises(TypeError, match="there is no setting 'transprot'; did you mean transport"):
         read_config({}, transprot="mpi")
+
+
+def test_variables_that_resemble_a_setting_are_found_and_those_of_others_are_not() -> None:
+    settings = [item.name for item in fields(Config)]
+    wrong = {
+        "HVDKIT_TRANSPROT": "HVDKIT_TRANSPORT",
+        "HVDKIT_FUSION_THRESHOLD": "HVDKIT_FUSION_BYTES",
+        "HVDKIT_STALL_CHECK": "HVDKIT_STALL_CHECK_S",
+    }
+    own = re.findall(
+        r"\bHVDKIT_[A-Z_]*[A-Z]\b", "".join(path.read_text() for path in Path(hvdkit.__file__).parent.rglob("*.py"))
+    )
+    right = {*own, "HVDKIT_ROOT", "HVDKIT_HOME", "HVDKIT_DIR", "HVDKIT_VERSION", "TRANSPROT"}
+    assert "HVDKIT_CONTROL" in right and find_misspelt([*wrong, *right], settings) == wrong
+
+
+def test_init_warns_of_a_misspelt_variable_and_of_settings_that_come_too_late() -> None:
+    code = "from hvdkit.engine import runtime as hvd\nhvd.init()\nhvd.init(fusion_bytes=4 * 2**20)\n"
+    more = "hvd.init(fusion_bytes=64e6)"
+    environ = {**os.environ, "HVDKIT_TRANSPROT": "mpi", "HVDKIT_HOME": "/opt/hvdkit"}
+    ran = subprocess.run([sys.executable, "-c", code + more], env=environ, capture_output=True, text=True, timeout=60)
+    misspelt, late = ran.stderr.splitlines()
+    assert "HVDKIT_TRANSPROT is no setting of hvdkit" in misspelt and "Did you mean HVDKIT_TRANSPORT?" in misspelt
+    assert "init(fusion_bytes=64000000) is ignored: hvdkit is already initialized, with fusion_bytes=4194304" in late
 
 
 def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> None:

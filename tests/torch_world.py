@@ -29,6 +29,7 @@ Weights = list[NDArray[np.float64]]
 def joined(transport: str = "auto", **settings: Any) -> Iterator[None]:
     """Between init() and shutdown(). transport: a name of Config's or, for simulated hosts, of OPENERS."""
     torch.set_num_threads(1)
+    hvd.shutdown()  # what a test before has left open would keep its settings
     if os.environ.get("HVDKIT_ENGINE") == "horovod":
         transport = "auto"  # it has its own
     if transport.startswith("hierarchical_"):

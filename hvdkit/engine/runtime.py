@@ -9,11 +9,11 @@ import gc
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdkit.config import Config, read_config
+from hvdkit.config import Config, read_config, read_environment
 from hvdkit.engine.api import Engine
 from hvdkit.engine.choice import built_bindings, choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
@@ -29,6 +29,7 @@ from hvdkit.engine.startup import Opener, arriving, enter_world, open_world, ref
 from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
+from hvdkit.setting import find_misspelt, read_arguments
 from hvdkit.stacks import offer_all_stacks
 from hvdkit.startup.garbage import freeze_objects
 from hvdkit.startup.malloc import keep_freed_memory
@@ -95,7 +96,7 @@ def init(
     part: Part | None = None,
     **settings: Any,
 ) -> Runtime:
-    """Join the world that the launcher made; does nothing if this process has joined already.
+    """Join the world that the launcher made. If this process has joined already it only warns of other settings.
 
     process_sets: sets to be known from the beginning, besides that of all ranks.
     arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
@@ -117,6 +118,7 @@ def init(
                 f"with {f'the ranks {list(job_ranks)}' if job_ranks else 'all ranks'}. Call hvd.shutdown() first, or "
                 "use a process set."
             )
+        _warn_of_ignored(settings, _runtime.config)
         return _runtime
     config = read_config(**settings)
     if part is not None and config.elastic:
@@ -152,6 +154,17 @@ def init(
     return made
 
 
+def _warn_of_ignored(settings: Mapping[str, Any], config: Config) -> None:
+    """Warn of settings that are given to init() again, and differ."""
+    for name, value in read_arguments(settings, vars(config)).items():
+        if value != getattr(config, name):
+            logger.warning(
+                "init(%s=%r) is ignored: hvdkit is already initialized, with %s=%r. Give it to the first init(), or "
+                "call hvd.shutdown() before.",
+                *(name, value, name, getattr(config, name)),
+            )
+
+
 def _join(
     config: Config,
     launcher: str,
@@ -179,6 +192,9 @@ def _join(
     install_exception_hook(world.label, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
     logger.info("engine %s: %s", name, why)
+    if world.rank == 0:
+        for variable, setting in find_misspelt(read_environment(), vars(config)).items():
+            logger.warning("%s is no setting of hvdkit, and is ignored. Did you mean %s?", variable, setting)
     if horovod is not None and (config.tuned or config.autotune_save):
         logger.warning(
             "Horovod's core, the engine of this job, neither reads nor writes tuned settings: tuned and "

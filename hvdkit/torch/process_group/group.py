@@ -1,6 +1,6 @@
 """The process group: what torch.distributed and its C++ parts call, done by a transport of hvdkit.
 
-Methods have torch's names, of 2.13 and before (`_allgather_base` and the like). Tensors are on the CPU. Contiguous ones
+Methods have torch's names, of 2.14 and before (`_allgather_base` and the like). Tensors are on the CPU. Contiguous ones
 are read and filled in place; others are copied. All raise TypeError and ValueError for arguments before anything is
 sent, and RankLostError, which names the rank, where one has died: from the call, or from wait() if it is asynchronous.
 """
@@ -60,6 +60,10 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+    def _get_backend(self, _device: torch.device) -> HvdkitProcessGroup:
+        """What torch 2.14 and later ask for abilities of a backend, such as to coalesce messages: it has none."""
+        return self
 
     def get_group_store(self) -> Store:
         """The store of the group."""
