@@ -121,6 +121,7 @@ BAD = {
         *("-np", "1", "--stall-check-s", "inf", "true")
     ],
     "argument --fusion-bytes: 'x': ": ["-np", "1", "--fusion-bytes", "x", "true"],
+    "The tuned settings in missing.json cannot be read: No such file": ["-np", "1", "--tuned", "missing.json", "true"],
     "-x NOT_SET_HERE: the variable is not set here": ["-np", "1", "-x", "NOT_SET_HERE", "true"],
     "'A-B' is not a variable's name": ["-np", "1", "-x", "A-B=1", "true"],
     "-x HVDKIT_RANK: hvdkit has no setting of this name. See hvdkit": ["-np", "1", "-x", "HVDKIT_RANK=1", "true"],

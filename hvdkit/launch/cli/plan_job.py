@@ -69,6 +69,10 @@ def plan_job(
     config = read_config({**environ, **variables})
     variables.update(plan_elastic(options, config, ranks))
     config = read_config({**environ, **variables})
+    if local and config.tuned:
+        from hvdkit.engine.tuning.saved import read_entries  # takes 100 ms, for numpy
+
+        read_entries(config.tuned)  # the ranks would notice in the first step
     unused = [name for name in _ELASTIC_ONLY if name in options.settings and not config.elastic]
     if unused:
         raise LaunchError(
