@@ -70,9 +70,19 @@ def _act(before: int, after: int) -> None:
     _together(action)
 
 
+def _scatter() -> None:
+    """Fails between the steps of an exchange in shared memory."""
+    arithmetic = type(global_process_set.group("the test").transport.arithmetic)
+    with pytest.MonkeyPatch.context() as patch:
+        if hvd.rank() == 1:
+            patch.setattr(arithmetic, "combine", _no_memory)
+        hvd.reducescatter(torch.ones(6_000_000, dtype=torch.bfloat16), op=hvd.Sum)
+
+
 FAILURES: dict[str, Callable[[], None]] = {
     "allgather": _gather,
     "allreduce": _sum,
+    "reducescatter": _scatter,
     "action, first": lambda: _act(0, 1),
     "action, between": lambda: _act(2, 1),
     "action, last": lambda: _act(1, 0),

@@ -6,7 +6,8 @@ own, whose parts belong to the ranks, and numbers in it that say how far every r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and 
 _LAYOUTS = 64  # that are kept
 _READY, _REDUCED = 0, 1
 
-_EXCHANGE_BYTES = 16 * 2**20  # both halves of all ranks
+_EXCHANGE_BYTES = 8 * 2**20  # both halves of all ranks; containers often have 64 MB in all
 _MOST_ROOM_BYTES = 4 * 2**20  # a half of one rank
 # Where processes share cores, each step may wait until the others run: few of them, and still some under way at once.
 _STEPS = 8
@@ -64,6 +65,16 @@ class _Memory:
             except BaseException:
                 calls().uncertain = True
                 raise
+
+    @contextlib.contextmanager
+    def _in_steps(self) -> Iterator[None]:
+        """A collective of several steps: after an error the others may wait in any of them."""
+        calls().begun += 1
+        try:
+            yield
+        except BaseException:  # whatever ends it, the other ranks are told
+            calls().uncertain = True
+            raise
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -157,15 +168,11 @@ class Stage(_Memory):
 
     def allreduce(self, buffer: Buffer, op: Op, scale: float, arithmetic: Arithmetic) -> None:
         """Replace `buffer` (n,) by scale * the reduction over all ranks; the same bits on all of them."""
-        calls().begun += 1
         array = buffer.array
         step = _STAGE_BYTES // array.itemsize
-        try:
+        with self._in_steps():
             for at in range(0, array.size, step):
                 self._reduce(array[at : at + step], buffer.dtype, op, scale, arithmetic)
-        except BaseException:
-            calls().uncertain = True
-            raise
 
     def _reduce(self, piece: Array, dtype: str, op: Op, scale: float, arithmetic: Arithmetic) -> None:
         layout = self._layouts.get((dtype, piece.size)) or self._lay_out(dtype, piece.size)
@@ -245,42 +252,42 @@ class Exchange(_Memory):
 
     def _share(self, own: Array, outs: Sequence[Array], readers: Sequence[int]) -> None:
         """Give this rank's bytes to all readers, which put those of rank r in outs[r]."""
-        calls().begun += 1
-        longest = max(out.size for out in outs)
-        step = min(self._room, max(_LEAST_STEP_BYTES, longest // _STEPS))
-        for at in range(0, longest, step):
-            memory, piece = self._next(), own[at : at + step]
-            if any(reader != self._rank for reader in readers):
-                memory[self._rank][: piece.size] = piece
-            self._meet()
-            if self._rank in readers:
-                for peer in self._peers:
-                    out = outs[peer][at : at + step]
-                    out[:] = memory[peer][: out.size]
+        with self._in_steps():
+            longest = max(out.size for out in outs)
+            step = min(self._room, max(_LEAST_STEP_BYTES, longest // _STEPS))
+            for at in range(0, longest, step):
+                memory, piece = self._next(), own[at : at + step]
+                if any(reader != self._rank for reader in readers):
+                    memory[self._rank][: piece.size] = piece
+                self._meet()
+                if self._rank in readers:
+                    for peer in self._peers:
+                        out = outs[peer][at : at + step]
+                        out[:] = memory[peer][: out.size]
 
     def reducescatter(
         self, out: Buffer, pieces: Sequence[Buffer], op: Op, scale: float, arithmetic: Arithmetic
     ) -> None:
         """out (n,) = scale * the reduction of every rank's pieces[this rank] (n,); it may be this rank's piece."""
-        calls().begun += 1
-        storage = STORAGE[out.dtype]
-        room = self._room // self._size // _LINE * _LINE  # of what is for one rank
-        step = room // storage.itemsize
-        for at in range(0, max(piece.count for piece in pieces), step):
-            memory = self._next()
-            self._write(memory, [_bytes(piece.slice(at, at + step)) for piece in pieces], room)
-            self._meet()
-            target = out.slice(at, at + step)
-            if not target.count:
-                continue
-            mine = slice(self._rank * room, self._rank * room + target.nbytes)
-            sources = [
-                pieces[rank].slice(at, at + step)
-                if rank == self._rank
-                else Buffer(memory[rank][mine].view(storage), out.dtype)
-                for rank in range(self._size)
-            ]
-            arithmetic.combine(target, sources, op, scale)
+        with self._in_steps():
+            storage = STORAGE[out.dtype]
+            room = self._room // self._size // _LINE * _LINE  # of what is for one rank
+            step = room // storage.itemsize
+            for at in range(0, max(piece.count for piece in pieces), step):
+                memory = self._next()
+                self._write(memory, [_bytes(piece.slice(at, at + step)) for piece in pieces], room)
+                self._meet()
+                target = out.slice(at, at + step)
+                if not target.count:
+                    continue
+                mine = slice(self._rank * room, self._rank * room + target.nbytes)
+                sources = [
+                    pieces[rank].slice(at, at + step)
+                    if rank == self._rank
+                    else Buffer(memory[rank][mine].view(storage), out.dtype)
+                    for rank in range(self._size)
+                ]
+                arithmetic.combine(target, sources, op, scale)
 
     def alltoall(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
         """Send sent[r] to rank r; what rank r sends comes to received[r].
@@ -288,24 +295,24 @@ class Exchange(_Memory):
         Ranks know of their own pieces only, so that the number of steps is the largest that one of them says in the
         first step, in the first bytes of its memory.
         """
-        calls().begun += 1
-        ins, outs = [_bytes(piece) for piece in sent], [_bytes(piece) for piece in received]
-        room = (self._room - _LINE) // self._size // _LINE * _LINE
-        moved = [*(ins[peer] for peer in self._peers), *(outs[peer] for peer in self._peers)]
-        steps = max(1, *(-(-piece.size // room) for piece in moved))
-        step = 0
-        while step < steps:
-            memory, at = self._next(), step * room
-            memory[self._rank][:8].view(np.int64)[0] = steps
-            self._write(memory, [piece[at : at + room] for piece in ins], room, _LINE)
-            self._meet()
-            steps = max(steps, *(int(memory[peer][:8].view(np.int64)[0]) for peer in self._peers))
-            start = _LINE + self._rank * room
-            for peer in self._peers:
-                part = outs[peer][at : at + room]
-                part[:] = memory[peer][start : start + part.size]
-            step += 1
-        outs[self._rank][:] = ins[self._rank]
+        with self._in_steps():
+            ins, outs = [_bytes(piece) for piece in sent], [_bytes(piece) for piece in received]
+            room = (self._room - _LINE) // self._size // _LINE * _LINE
+            moved = [*(ins[peer] for peer in self._peers), *(outs[peer] for peer in self._peers)]
+            steps = max(1, *(-(-piece.size // room) for piece in moved))
+            step = 0
+            while step < steps:
+                memory, at = self._next(), step * room
+                memory[self._rank][:8].view(np.int64)[0] = steps
+                self._write(memory, [piece[at : at + room] for piece in ins], room, _LINE)
+                self._meet()
+                steps = max(steps, *(int(memory[peer][:8].view(np.int64)[0]) for peer in self._peers))
+                start = _LINE + self._rank * room
+                for peer in self._peers:
+                    part = outs[peer][at : at + room]
+                    part[:] = memory[peer][start : start + part.size]
+                step += 1
+            outs[self._rank][:] = ins[self._rank]
 
     def _write(self, memory: Sequence[Array], parts: Sequence[Array], room: int, first: int = 0) -> None:
         """Lay down this rank's part for each peer, `room` bytes apart, from byte `first` on."""
