@@ -187,8 +187,8 @@ class BalancedDataset(keras.utils.PyDataset):
         if began and self._steps == steps and self._count_reductions() > reductions:
             raise ValueError(
                 f"{_WHO}: in this epoch another optimizer than its own has reduced gradients, and its own has not. "
-                "Gradients of its batches were not weighted by rows, if the other one trains on them. Pass the optimizer "
-                "with which the model is compiled: create the dataset after compile(), with model.optimizer."
+                "Gradients of its batches were not weighted by rows, if the other one trains on them. Pass the "
+                "optimizer with which the model is compiled: create the dataset after compile(), with model.optimizer."
             )
 
     def __getitem__(self, index: int) -> Any:

@@ -128,8 +128,8 @@ def DistributedOptimizer(
     check_process_set(process_set, "DistributedOptimizer()")
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(
-            f"hvdkit takes an optimizer of torch.optim, not a {type(optimizer).__name__}. Pass the optimizer first, and "
-            "model.named_parameters() as named_parameters."
+            f"hvdkit takes an optimizer of torch.optim, not a {type(optimizer).__name__}. Pass the optimizer first, "
+            "and model.named_parameters() as named_parameters."
         )
     named = name_parameters(optimizer, named_parameters)
     runtime = engine.runtime("DistributedOptimizer()")
