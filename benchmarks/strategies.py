@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import positive
+from hvdkit.errors import HvdkitError
 from hvdkit.launch.cli.numbers import count
 from hvdkit.tools.bench.report import describe_machine
 from hvdkit.tools.charts import check_plot, draw_lines, new_figure
@@ -44,8 +45,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.ranks < 2:
         parser.error(f"--ranks {options.ranks}: strategies differ in how ranks meet; use 2 or more")
-    if options.chart:
-        check_plot("--chart", options.chart)
+    try:
+        if options.chart:
+            check_plot("--chart", options.chart)
+    except HvdkitError as error:
+        parser.error(str(error))
     figure = new_figure("--chart", 9, 5) if options.chart else None
     runs = run_ranks(options.ranks, options.times, options.row_ms, options.epochs, options.only)
     if not runs:

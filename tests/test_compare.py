@@ -26,7 +26,7 @@ Change = Callable[[list[RankRecord], RankRecord], None]
 def make_records(ranks: int = 2) -> tuple[list[RankRecord], RankRecord]:
     """SGD on made-up gradients: each rank's own, averaged, and on one rank the same averages."""
     numbers = np.random.RandomState(0)
-    start = {"weight": numbers.rand(6), "bias": numbers.rand(2)}
+    start = {"weight": numbers.rand(6), "bias": numbers.rand(20)}
     gradients = [{name: numbers.rand(value.size) - 0.5 for name, value in start.items()} for _ in range(STEPS)]
     many = [RankRecord(rank, ranks, "torch") for rank in range(ranks)]
     one = RankRecord(0, 1, "torch")
@@ -80,7 +80,7 @@ def turn_in(*steps: int, by: float = 0.03) -> Change:
 
     def change(many: list[RankRecord], one: RankRecord) -> None:
         for at in steps:
-            off = by * np.linalg.norm(one.steps[at].gradients["bias"]) * np.array([1.0, 0.0])
+            off = by * np.linalg.norm(one.steps[at].gradients["bias"]) * np.eye(20)[3]
             for record in many:
                 record.steps[at].gradients = record.steps[at].gradients | {
                     "bias": one.steps[at].gradients["bias"] + off
@@ -94,9 +94,21 @@ def turn_in(*steps: int, by: float = 0.03) -> Change:
 def test_a_gradient_that_rounding_turns_in_one_step_is_no_difference() -> None:
     verdict = conclude(turn_in(1))
     assert verdict.equal and verdict.first is not None and verdict.first.tensor == "bias"
-    assert "Gradients of bias differ in step 2 only" in verdict.notes[-1]
+    assert "Gradients differ in step 2 only, most of all those of bias" in verdict.notes[-1]
     for change in (turn_in(0, 1), turn_in(STEPS - 1), turn_in(1, by=0.2)):  # again, to the end, or by much
         assert not conclude(change).equal
+
+
+@pytest.mark.parametrize("names", [("bias", "weight"), ("bias",), ("weight",)])
+def test_gradients_of_a_wrong_scale_in_one_step_are_a_difference_also_where_the_optimizer_does_not_feel_it(
+    names: tuple[str, ...],
+) -> None:
+    def change(many: list[RankRecord], one: RankRecord) -> None:
+        for record in many:
+            step = record.steps[1]
+            step.gradients = step.gradients | {name: 1.03 * step.gradients[name] for name in names}
+
+    assert not conclude(change).equal
 
 
 def start_elsewhere(many: list[RankRecord], one: RankRecord) -> None:

@@ -15,7 +15,6 @@ import hvdkit
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import ConfigError
 from hvdkit.setting import MIB, find_misspelt, parse_bool, parse_bytes
-from hvdkit.tools.doctor.settings import show_settings
 
 
 @pytest.mark.parametrize(
@@ -199,12 +198,3 @@ def test_elastic_worlds_are_refused_where_none_can_change(other: dict[str, str])
     with pytest.raises(ConfigError, match="elastic needs the native engine over MPI"):
         read_config({}, elastic=True, **other)
     assert read_config({}, elastic=True, elastic_restarts=True, **other).elastic_restarts
-
-
-def test_a_narrow_terminal_cuts_nothing_off_the_table_of_settings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    show_settings(as_json=False)
-    shown = "".join(capsys.readouterr().out.split())  # a long word is folded
-    assert [word for setting in read_settings({}) for word in setting.help.split() if word not in shown] == []

@@ -43,6 +43,46 @@ def test_a_worker_that_dies_ends_the_job() -> None:
     assert "done" not in done.stdout
 
 
+STARTS_RANKS = """
+import multiprocessing
+import os
+import socket
+
+if __name__ != "__main__":
+    import hvdkit.torch as hvd
+    hvd.init()
+
+def work():
+    print(f"rank {hvd.rank()} of {hvd.size()}\\n", end="")
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ[name] = "2"
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GROUP_RANK="0", TORCHELASTIC_RUN_ID="x")
+    children = []
+    for rank in range(2):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        children.append(spawn.Process(target=work))
+        children[-1].start()
+    for child in children:
+        child.join(60)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.native("torchrun's variables are those of a launcher that Horovod's core does not know")
+def test_a_parent_that_is_no_rank_may_spawn_ranks_that_import_the_script_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STARTS_RANKS)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "train.py")], capture_output=True, text=True, timeout=90, cwd=tmp_path
+    )
+    assert sorted(done.stdout.split("\n")) == ["", "rank 0 of 2", "rank 1 of 2"], done.stderr
+
+
 UNGUARDED = """
 import multiprocessing
 

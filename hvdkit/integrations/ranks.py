@@ -15,7 +15,7 @@ import re
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,8 +228,8 @@ def check_call(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[s
     """The arguments of the function that each rank is to call. Raises LaunchError for what cannot be called so."""
     if not callable(fn):
         raise LaunchError(f"The function to run is {fn!r}, which cannot be called.")
-    if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+    if args is not None and (isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable)):
         raise LaunchError(f"args is {args!r}; pass a list or a tuple of the function's arguments, such as [{args!r}].")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise LaunchError(f"kwargs is {kwargs!r}; pass a mapping from the names of arguments to their values.")
-    return tuple(args or ()), dict(kwargs or {})
+    return () if args is None else tuple(args), dict(kwargs or {})

@@ -66,7 +66,10 @@ def _with_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[
     given = dict(kwargs)
     if 1 < len(args) <= 1 + len(_AFTER_LOSS) and "metrics" not in given:
         warn_once("compile() got metrics by position, third as in Keras 2; hvdkit passes them as metrics=.")
-        args, given = args[:1], {**dict(zip(_AFTER_LOSS, args[1:], strict=False)), **given}
+        placed = dict(zip(_AFTER_LOSS, args[1:], strict=False))
+        if twice := placed.keys() & given.keys():
+            raise TypeError(f"compile() got multiple values for {', '.join(sorted(twice))}")
+        args, given = args[:1], {**placed, **given}
     for name in ("metrics", "weighted_metrics"):
         if given.get(name) is not None and not isinstance(given[name], (list, tuple, dict)):
             given[name] = [given[name]]

@@ -101,7 +101,9 @@ def translate(learning_rate: Any, given: dict[str, Any]) -> tuple[Any, dict[str,
 def _is_variable(learning_rate: Any) -> bool:
     """Is it a variable of TensorFlow or of Keras on TensorFlow? Keras 3 takes neither; Keras 2 read it at each step."""
     tf = sys.modules.get("tensorflow")
-    if tf is None or not isinstance(getattr(learning_rate, "_value", learning_rate), tf.Variable):
+    if tf is None or sys.modules["keras"].backend.backend() != "tensorflow":
+        return False
+    if not isinstance(getattr(learning_rate, "_value", learning_rate), tf.Variable):
         return False
     warn_once("An optimizer's learning_rate= is a variable, which Keras 3 refuses; hvdkit has the optimizer use it.")
     return True

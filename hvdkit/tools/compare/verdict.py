@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
@@ -15,9 +16,12 @@ from hvdkit.errors import CompareError
 from hvdkit.tools.compare import causes
 from hvdkit.tools.compare.causes import Cause
 from hvdkit.tools.compare.records import HALF, Difference, Limits, RankRecord, compare_steps, within
+from hvdkit.transport.buffer import Array
 
 #: By how much of its norm rounding may change a gradient in one step, where an activation turns.
 _TURN = 5e-2
+#: Gradients are equal within this part of their norm where no input turns.
+_EQUAL = 1e-5
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,12 @@ def judge(
         found += causes.explain(first, many, one, repeats)
     steps = min(len(record.steps) for record in (*many, one))
     notes = _notes(many, one, half, own_rates)
-    turned = _is_a_turn(differences, steps) and not found
+    turned = not found and _is_a_turn(differences, many[0], one, steps)
     if turned and first is not None:
         notes.append(
-            f"Gradients of {first.tensor} differ in step {first.step + 1} only, and losses, parameters and the other "
-            "gradients are equal: the input of a ReLU or a maximum that is almost zero changed its sign by rounding."
+            f"Gradients differ in step {first.step + 1} only, most of all those of {first.tensor}; losses and "
+            "parameters are equal, and so are the gradients of other layers: the input of a ReLU or a maximum that is almost zero "
+            "changed its sign by rounding."
         )
     return Verdict(
         ranks=len(many),
@@ -92,14 +97,27 @@ def judge(
     )
 
 
-def _is_a_turn(differences: Sequence[Difference], steps: int) -> bool:
-    """Do gradients differ a little in one step, and nothing else, also not in the steps after it?
+def _is_a_turn(differences: Sequence[Difference], many: RankRecord, one: RankRecord, steps: int) -> bool:
+    """Do gradients differ a little in one step, as where one input of a ReLU turns, and nothing else, also not later?
 
-    A derivative that jumps where its argument is zero, as that of ReLU, differs then by rounding of the argument.
+    A derivative that jumps where its argument is zero differs then by rounding of the argument. In the layer before it
+    a few elements differ; the layers behind it have equal gradients. A wrong divisor, clipping or a lost sample change
+    all elements of a layer, or all layers.
     """
     unequal = [one for one in differences if not one.equal]
     only = unequal[0] if len(unequal) == 1 else None
-    return only is not None and only.what == "gradients" and only.size <= _TURN and only.step < steps - 1
+    if only is None or only.what != "gradients" or only.size > _TURN or only.step >= steps - 1:
+        return False
+    mine, alone = many.steps[only.step].gradients, one.steps[only.step].gradients
+    compared = [(np.square(mine[name] - value), np.square(value).sum()) for name, value in alone.items() if value.any()]
+    unequal_parts = [part for part, whole in compared if part.sum() > _EQUAL**2 * whole]
+    return len(unequal_parts) < len(compared) and any(map(_lies_in_few, unequal_parts))
+
+
+def _lies_in_few(part: Array) -> bool:
+    """Do a tenth of the elements have 90 % of the sum?"""
+    largest = np.sort(part, axis=None)[part.size - part.size // 10 :]
+    return bool(largest.sum() >= 0.9 * part.sum())
 
 
 def _check(many: Sequence[RankRecord], one: RankRecord) -> None:

@@ -65,4 +65,4 @@ def _print_table(settings: Sequence[Setting]) -> None:
         origin = "environment" if setting.origin == setting.variable else setting.origin
         style = "" if setting.origin == "default" else "bold"
         table.add_row(setting.variable, str(setting.shown), origin, setting.help, style=style)
-    Console().print(table)
+    Console(width=max(80, Console().width)).print(table)
