@@ -81,9 +81,9 @@ def judge(
     turned = not found and _is_a_turn(differences, many[0], one, steps)
     if turned and first is not None:
         notes.append(
-            f"Gradients differ in step {first.step + 1} only, most of all those of {first.tensor}; losses, parameters and "
-            "the gradients of other layers are equal: the input of a ReLU or a maximum that is almost zero changed its "
-            "sign by rounding."
+            f"Gradients differ in step {first.step + 1} only, most of all those of {first.tensor}; losses, parameters "
+            "and the gradients of other layers are equal: the input of a ReLU or a maximum that is almost zero changed "
+            "its sign by rounding."
         )
     return Verdict(
         ranks=len(many),
