@@ -390,3 +390,31 @@ def share_in_several_steps(transport: Transport) -> None:
 @pytest.mark.ranks
 def test_large_tensors_are_shared_in_several_steps() -> None:
     run_ranks(3, share_in_several_steps, transport="shared_memory_only")
+
+
+def communicate_between_hosts(transport: Transport) -> None:
+    """Every collective, small and large; hosts that are one machine would not notice memory that they cannot share."""
+    assert isinstance(transport, SharedMemoryTransport)
+    opened = []
+    transport._open = lambda kind: opened.append(kind)  # type: ignore[assignment, method-assign]
+    size = transport.size
+    for count in (30, 600_000):  # numbers of all ranks
+        counts = [count // size] * size
+        buffer = buffer_of(pattern(transport.rank, count), "float32")
+        pieces = [buffer_of(pattern(rank, counts[0]), "float32") for rank in range(size)]
+        own = buffer.slice(0, counts[0])
+        transport.allreduce(buffer)
+        transport.broadcast(buffer, 0)
+        transport.reducescatter(buffer, counts)
+        transport.allgather(own, counts)
+        transport.alltoall(buffer, counts, counts)
+        transport.allgather_into(pieces, own)
+        transport.reducescatter_into(own, buffer.pieces(counts))
+        transport.alltoall_into(pieces, buffer.pieces(counts))
+        transport.gather_into(pieces if transport.rank == 0 else [], own, 0)
+    assert not opened
+
+
+@pytest.mark.ranks
+def test_ranks_of_several_hosts_open_no_memory_together() -> None:
+    run_ranks(3, communicate_between_hosts, transport="hierarchical_uneven")

@@ -133,7 +133,8 @@ class SharedMemoryTransport(Transport):
         return out
 
     def allgather(self, buffer: Buffer, counts: Sequence[int]) -> Buffer:
-        if not self._slot_bytes < sum(counts) * buffer.array.itemsize <= _MOST_GATHERED_BYTES:
+        nbytes = sum(counts) * buffer.array.itemsize
+        if not self._slot_bytes or not self._slot_bytes < nbytes <= _MOST_GATHERED_BYTES:
             return self._base.allgather(buffer, counts)
         check_counts("allgather", counts, self.size, total=None)
         check_counts("allgather", [counts[self.rank]], 1, total=buffer.count)
