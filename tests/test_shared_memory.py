@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -396,7 +397,12 @@ def communicate_between_hosts(transport: Transport) -> None:
     """Every collective, small and large; hosts that are one machine would not notice memory that they cannot share."""
     assert isinstance(transport, SharedMemoryTransport)
     opened = []
-    transport._open = lambda kind: opened.append(kind)  # type: ignore[assignment, method-assign]
+
+    def note(kind: Any) -> Any:
+        opened.append(kind)
+        return open_memory(kind)
+
+    open_memory, transport._open = transport._open, note  # type: ignore[method-assign]
     size = transport.size
     for count in (30, 600_000):  # numbers of all ranks
         counts = [count // size] * size
