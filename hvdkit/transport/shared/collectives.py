@@ -30,11 +30,8 @@ _STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and 
 _LAYOUTS = 64  # that are kept
 _READY, _REDUCED = 0, 1
 
-_EXCHANGE_BYTES = 8 * 2**20  # both halves of all ranks; containers often have 64 MB in all
-_MOST_ROOM_BYTES = 4 * 2**20  # a half of one rank
-# Where processes share cores, each step may wait until the others run: few of them, and still some under way at once.
-_STEPS = 8
-_LEAST_STEP_BYTES = 256 * 1024
+_EXCHANGE_BYTES = 4 * 2**20  # both halves of all ranks
+_MOST_ROOM_BYTES = 2**20  # a half of one rank
 
 
 class _Memory:
@@ -253,16 +250,14 @@ class Exchange(_Memory):
     def _share(self, own: Array, outs: Sequence[Array], readers: Sequence[int]) -> None:
         """Give this rank's bytes to all readers, which put those of rank r in outs[r]."""
         with self._in_steps():
-            longest = max(out.size for out in outs)
-            step = min(self._room, max(_LEAST_STEP_BYTES, longest // _STEPS))
-            for at in range(0, longest, step):
-                memory, piece = self._next(), own[at : at + step]
+            for at in range(0, max(out.size for out in outs), self._room):
+                memory, piece = self._next(), own[at : at + self._room]
                 if any(reader != self._rank for reader in readers):
                     memory[self._rank][: piece.size] = piece
                 self._meet()
                 if self._rank in readers:
                     for peer in self._peers:
-                        out = outs[peer][at : at + step]
+                        out = outs[peer][at : at + self._room]
                         out[:] = memory[peer][: out.size]
 
     def reducescatter(
