@@ -98,9 +98,9 @@ def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
 
 
 def find_misspelt(variables: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Find HVDKIT_ variables that are none of a setting and resemble one; returns that of the setting for each.
+    """Find HVDKIT_ variables that name no setting but resemble one; returns the setting's variable for each.
 
-    names: of the settings. Others stay out: hvdrun has variables of its own, and so may a cluster's modules.
+    names: of the settings. Variables that resemble none are left out: hvdrun and a cluster's modules have their own.
     """
     prefix, known = "HVDKIT_", [name.upper() for name in names]
     found = {}

@@ -75,7 +75,7 @@ def test_rounding_is_no_difference() -> None:
     assert 0 < verdict.within < 1e-6
 
 
-def turn_in(*steps: int, by: float = 0.03) -> Change:
+def flip_in(*steps: int, by: float = 0.03) -> Change:
     """The bias has another gradient in these steps, and the parameters what it makes of them."""
 
     def change(many: list[RankRecord], one: RankRecord) -> None:
@@ -91,11 +91,11 @@ def turn_in(*steps: int, by: float = 0.03) -> Change:
     return change
 
 
-def test_a_gradient_that_rounding_turns_in_one_step_is_no_difference() -> None:
-    verdict = conclude(turn_in(1))
+def test_a_sign_that_rounding_flips_in_one_step_is_no_difference() -> None:
+    verdict = conclude(flip_in(1))
     assert verdict.equal and verdict.first is not None and verdict.first.tensor == "bias"
     assert "Gradients differ in step 2 only, most of all those of bias" in verdict.notes[-1]
-    for change in (turn_in(0, 1), turn_in(STEPS - 1), turn_in(1, by=0.2)):  # again, to the end, or by much
+    for change in (flip_in(0, 1), flip_in(STEPS - 1), flip_in(1, by=0.2)):  # again, to the end, or by much
         assert not conclude(change).equal
 
 

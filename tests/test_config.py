@@ -179,7 +179,7 @@ def test_init_warns_of_a_misspelt_variable_and_of_settings_that_come_too_late() 
     environ = {**os.environ, "HVDKIT_TRANSPROT": "mpi", "HVDKIT_HOME": "/opt/hvdkit"}
     ran = subprocess.run([sys.executable, "-c", code + more], env=environ, capture_output=True, text=True, timeout=60)
     misspelt, late = ran.stderr.splitlines()
-    assert "HVDKIT_TRANSPROT is no setting of hvdkit" in misspelt and "Did you mean HVDKIT_TRANSPORT?" in misspelt
+    assert "HVDKIT_TRANSPROT is not a setting of hvdkit" in misspelt and "Did you mean HVDKIT_TRANSPORT?" in misspelt
     assert "init(fusion_bytes=64000000) is ignored: hvdkit is already initialized, with fusion_bytes=4194304" in late
 
 

@@ -194,7 +194,7 @@ def _join(
     logger.info("engine %s: %s", name, why)
     if world.rank == 0:
         for variable, setting in find_misspelt(read_environment(), vars(config)).items():
-            logger.warning("%s is no setting of hvdkit, and is ignored. Did you mean %s?", variable, setting)
+            logger.warning("%s is not a setting of hvdkit and is ignored. Did you mean %s?", variable, setting)
     if horovod is not None and (config.tuned or config.autotune_save):
         logger.warning(
             "Horovod's core, the engine of this job, neither reads nor writes tuned settings: tuned and "

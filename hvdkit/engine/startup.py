@@ -42,8 +42,9 @@ Entered = TypeVar("Entered")
 def refuse_second_import(launched: World) -> None:
     """Raise WorldError in a child of a rank that multiprocessing has started to import the rank's script again.
 
-    It has the rank's variables, so init() there would wait for ranks that have met already. `_inheriting` is by what
-    multiprocessing itself refuses to start processes from such an import. A parent that is no rank may start some.
+    The child has the rank's variables, so init() there would wait for ranks that have met already. During such an
+    import `_inheriting` is set; multiprocessing uses it to refuse to start processes then. A parent that is not a rank
+    may start ranks in this way.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     if launched.size < 2 or multiprocessing is None:

@@ -18,9 +18,9 @@ from hvdkit.tools.compare.causes import Cause
 from hvdkit.tools.compare.records import HALF, Difference, Limits, RankRecord, compare_steps, within
 from hvdkit.transport.buffer import Array
 
-#: By how much of its norm rounding may change a gradient in one step, where an activation turns.
-_TURN = 5e-2
-#: Gradients are equal within this part of their norm where no input turns.
+#: The largest part of its norm by which a gradient may differ in one step, where an activation's input flips its sign.
+_LARGEST_FLIP = 5e-2
+#: Gradients of layers that the flip does not reach are equal within this part of their norm.
 _EQUAL = 1e-5
 
 
@@ -78,8 +78,8 @@ def judge(
         found += causes.explain(first, many, one, repeats)
     steps = min(len(record.steps) for record in (*many, one))
     notes = _notes(many, one, half, own_rates)
-    turned = not found and _is_a_turn(differences, many[0], one, steps)
-    if turned and first is not None:
+    flipped = not found and _is_sign_flip(differences, many[0], one, steps)
+    if flipped and first is not None:
         notes.append(
             f"Gradients differ in step {first.step + 1} only, most of all those of {first.tensor}; losses, parameters "
             "and the gradients of other layers are equal: the input of a ReLU or a maximum that is almost zero changed "
@@ -88,7 +88,7 @@ def judge(
     return Verdict(
         ranks=len(many),
         steps=steps,
-        equal=(first is None or turned) and not found,
+        equal=(first is None or flipped) and not found,
         within=within(many[0], one),
         first=first,
         causes=found,
@@ -97,18 +97,20 @@ def judge(
     )
 
 
-def _is_a_turn(differences: Sequence[Difference], many: RankRecord, one: RankRecord, steps: int) -> bool:
-    """Do gradients differ a little in one step, as where one input of a ReLU turns, and nothing else, also not later?
+def _is_sign_flip(differences: Sequence[Difference], many: RankRecord, one: RankRecord, steps: int) -> bool:
+    """Do gradients differ a little in one step, and nothing else then or later, as if a ReLU's input flipped its sign?
 
-    A derivative that jumps where its argument is zero differs then by rounding of the argument. In the layer before it
-    a few elements differ; the layers behind it have equal gradients. A wrong divisor, clipping or a lost sample change
-    all elements of a layer, or all layers.
+    Its derivative jumps where the input is zero, so rounding of the input decides. In the layer before it a few
+    elements differ; the layers behind it have equal gradients. A wrong divisor, clipping or a lost sample change all
+    elements of a layer, or all layers.
     """
-    unequal = [one for one in differences if not one.equal]
+    unequal = [each for each in differences if not each.equal]
     only = unequal[0] if len(unequal) == 1 else None
-    if only is None or only.what != "gradients" or only.size > _TURN or only.step >= steps - 1:
+    if only is None or only.what != "gradients" or only.size > _LARGEST_FLIP or only.step >= steps - 1:
         return False
     mine, alone = many.steps[only.step].gradients, one.steps[only.step].gradients
+    if mine.keys() != alone.keys():
+        return False
     compared = [(np.square(mine[name] - value), np.square(value).sum()) for name, value in alone.items() if value.any()]
     unequal_parts = [part for part, whole in compared if part.sum() > _EQUAL**2 * whole]
     return len(unequal_parts) < len(compared) and any(map(_lies_in_few, unequal_parts))
