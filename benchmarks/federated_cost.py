@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hvdkit.torch as hvd
-from hvdkit import federated
+import hvdkit_federated as federated
 
 
 def train(_: int, weights: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], int]:

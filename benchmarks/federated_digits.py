@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import hvdkit.torch as hvd
+import hvdkit_federated as federated
 from examples.federated_digits import PARSER, SERVERS, make_model, measure, read_digits, train_epochs
-from hvdkit import federated
 from hvdkit.launch.cli.numbers import count
 
 ROWS: dict[str, dict[str, Any]] = {

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from hvdkit.tools.plan.evaluate import Evaluation, Row, describe, evaluate, read_table
-from hvdkit.tools.plan.layout import PRESETS, Calibration
-from hvdkit.tools.plan.step import compute_step
+from hvdkit_planner.evaluate import Evaluation, Row, describe, evaluate, read_table
+from hvdkit_planner.layout import PRESETS, Calibration
+from hvdkit_planner.step import compute_step
 
 DATA = Path(__file__).parent / "plan_data"
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 
 import hvdkit.torch  # noqa: F401 - it makes the backend known
-from hvdkit.tools.plan.layout import Transformer
+from hvdkit_planner.layout import Transformer
 
 STEPS = 12
 

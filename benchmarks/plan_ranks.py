@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hvdkit.tools.bench.report import read_report, show_time
-from hvdkit.tools.plan.layout import Calibration, Cluster, Gpu, Layout, Transformer
-from hvdkit.tools.plan.measured import measured_cpu, measured_layer, with_links
-from hvdkit.tools.plan.search import Job, assess
-from hvdkit.tools.plan.step import stage_parameters
+from hvdkit_planner.layout import Calibration, Cluster, Gpu, Layout, Transformer
+from hvdkit_planner.measured import measured_cpu, measured_layer, with_links
+from hvdkit_planner.search import Job, assess
+from hvdkit_planner.step import stage_parameters
 
 MODEL = Transformer(256, 4, 4, 128, vocabulary=512, positions=False, tied=False, fused_attention=True)
 BATCH, MICRO_BATCH = 8, 1

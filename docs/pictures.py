@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "_static"
 #: Floors from top to bottom: each row's boxes, as (name, what it does).
 FLOORS = (
     (("hvdrun, hvdkit", "command lines"),),
-    (("launch", "hosts, schedulers, ranks, supervision"), ("tools", "doctor, profile, bench, plan, submit")),
+    (("launch", "hosts, schedulers, ranks, supervision"), ("tools", "doctor, profile, bench, submit")),
     (("keras", "Keras 3"), ("torch", "PyTorch"), ("tensorflow", "TensorFlow")),
     (
         ("elastic", "ranks that die"),
@@ -22,7 +22,6 @@ FLOORS = (
         ("profiling", "where time goes"),
         ("parallel", "meshes, stages"),
         ("asynchronous", "local SGD, servers"),
-        ("federated", "rounds of clients"),
     ),
     (("engine", "plan of buckets, named operations, strategies, sharding"),),
     (

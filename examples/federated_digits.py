@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import hvdkit.torch as hvd  # hvd
-from hvdkit import federated  # hvd
+import hvdkit_federated as federated  # hvd
 
 Data = tuple[torch.Tensor, torch.Tensor]
 SERVERS: dict[str, Callable[[], federated.ServerOptimizer]] = {  # hvd: what makes the next weights from the mean update

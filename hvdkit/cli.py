@@ -33,7 +33,6 @@ _GROUPS = {
         "compare": "hvdkit.tools.compare.command",
         "profile": "hvdkit.tools.profile.command",
         "bench": "hvdkit.tools.bench.command",
-        "plan": "hvdkit.tools.plan.command",
     },
     "installation and scripts": {
         "build-horovod": "hvdkit.tools.build_horovod.command",
@@ -42,8 +41,8 @@ _GROUPS = {
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
 
-#: Commands that packages of this project bring -> the package to install.
-_PACKAGES = {"migrate": "hvdkit-migrate"}
+#: Commands of the packages in packages/ -> the folder there; the distribution is hvdkit-FOLDER.
+_PACKAGES = {"migrate": "migrate", "plan": "planner"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -150,8 +149,8 @@ def check_name(name: str, names: Iterable[str]) -> None:
         return
     if name in _PACKAGES:
         raise HvdkitError(
-            f"this command is in the package {_PACKAGES[name]}, which is not installed. Run: pip install "
-            f"{_PACKAGES[name]} (in a clone of hvdkit: pip install ./{name})"
+            f"this command is in the package hvdkit-{_PACKAGES[name]}, which is not installed. Run, in a clone of "
+            f"hvdkit: pip install -c constraints.txt ./packages/{_PACKAGES[name]}"
         )
     hint = nearest(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."
     raise HvdkitError(f"there is no such command.{hint} See hvdkit --help.")

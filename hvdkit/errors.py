@@ -183,20 +183,12 @@ class ParallelError(HvdkitError, ValueError):
     """A mesh, plan, pipeline or sharded checkpoint does not fit the world or the model; nothing was trained."""
 
 
-class FederatedError(HvdkitError, ValueError):
-    """A round of federated training cannot be done: options, a client's update, or too few clients."""
-
-
 class CompareError(HvdkitError, ValueError):
     """Two runs of a script could not be compared."""
 
 
 class BenchError(HvdkitError, ValueError):
     """hvdkit bench cannot measure what was requested, or cannot read or write a file."""
-
-
-class PlanError(HvdkitError, ValueError):
-    """hvdkit plan cannot use what it was given: a model, a cluster, a layout of ranks or a file."""
 
 
 class ProfileError(HvdkitError, ValueError):

@@ -8,10 +8,11 @@ from types import ModuleType
 from hvdkit.errors import MissingDependencyError
 
 
-def optional_import(module: str, extra: str) -> ModuleType:
+def optional_import(module: str, extra: str, package: str = "hvdkit") -> ModuleType:
     """Import an optional package.
 
-    extra: the extra of hvdkit that brings it.
+    extra: the extra that installs it.
+    package: the distribution that has this extra.
     Raises MissingDependencyError if it is not installed; an installed but broken package shows its own error.
     """
     try:
@@ -20,5 +21,5 @@ def optional_import(module: str, extra: str) -> ModuleType:
         if error.name != module.partition(".")[0]:
             raise  # there, but broken inside: its own message says more than ours
         raise MissingDependencyError(
-            f"The package '{module}' is not installed. Run: pip install 'hvdkit[{extra}]'"
+            f"The package '{module}' is not installed. Run: pip install '{package}[{extra}]'"
         ) from None

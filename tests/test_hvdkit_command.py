@@ -91,8 +91,8 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback() -> None:
 
 
 def test_a_command_of_a_package_that_is_not_installed_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_PACKAGES", {"paint": "hvdkit-paint"})
-    with pytest.raises(HvdkitError, match="pip install hvdkit-paint"):
+    monkeypatch.setattr(cli, "_PACKAGES", {"paint": "paint"})
+    with pytest.raises(HvdkitError, match=r"pip install .* \./packages/paint"):
         cli.check_name("paint", ["doctor"])
     with pytest.raises(HvdkitError, match="Did you mean paint"):
         cli.check_name("pain", ["doctor"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -45,3 +46,8 @@ def test_every_error_is_public() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = hvdkit.nothing
+
+
+def test_a_module_that_became_a_package_names_it() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"packages/federated.*import hvdkit_federated"):
+        importlib.import_module("hvdkit.federated")

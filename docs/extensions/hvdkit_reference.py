@@ -34,7 +34,7 @@ MODULES = (
     "hvdkit.keras.callbacks",
     "hvdkit.keras.elastic",
     "hvdkit.parallel",
-    "hvdkit.federated",
+    "hvdkit_federated",
 )
 
 _DOCTOR = Path(next(iter(hvdkit.tools.doctor.__path__)))
