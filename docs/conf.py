@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `pip install -c constraints.txt '.[docs]' && sphinx-build -W docs site`."""
+"""How Sphinx builds the site: `sphinx-build -W docs site`; README.md has the command that installs what it needs."""
 
 from __future__ import annotations
 
