@@ -35,14 +35,13 @@ _GROUPS = {
         "bench": "hvdkit.tools.bench.command",
     },
     "installation and scripts": {
-        "build-horovod": "hvdkit.tools.build_horovod.command",
         "examples": "hvdkit.tools.examples",
     },
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
 
 #: Commands of the packages in packages/ -> the folder there; the distribution is hvdkit-FOLDER.
-_PACKAGES = {"migrate": "migrate", "plan": "planner"}
+_PACKAGES = {"migrate": "migrate", "plan": "planner", "build-horovod": "horovod"}
 
 
 class Parser(argparse.ArgumentParser):

@@ -308,21 +308,21 @@ class Config:
             raise ConfigError("; ".join(problems))
         if self.max_np and self.min_np > self.max_np:
             problems.append(f"min_np is {self.min_np} and max_np is {self.max_np}; min_np must not exceed max_np")
-        fixed = self.engine == "horovod" or self.transport in ("gloo", "single")
+        fixed = self.engine not in ("auto", "native") or self.transport in ("gloo", "single")
         if self.elastic and fixed and not self.elastic_restarts:
             problems.append(
                 f"elastic needs the native engine over MPI, but engine is {self.engine} and transport is "
                 f"{self.transport}; leave both out, or set elastic_restarts, which restarts the job when a rank dies"
             )
-        if self.engine == "horovod" and self.transport != "auto":
+        if self.engine not in ("auto", "native") and self.transport != "auto":
             problems.append(
-                f"transport={self.transport} is for the native engine, but engine=horovod has its own transport; leave "
-                "one of the two out"
+                f"transport={self.transport} is for the native engine, but engine={self.engine} has its own transport; "
+                "leave one of the two out"
             )
-        if self.engine == "horovod" and self.device_transport != "auto":
+        if self.engine not in ("auto", "native") and self.device_transport != "auto":
             problems.append(
-                f"device_transport={self.device_transport} is for the native engine, but engine=horovod has its own "
-                "transport; leave one of the two out"
+                f"device_transport={self.device_transport} is for the native engine, but engine={self.engine} has "
+                "its own transport; leave one of the two out"
             )
         if problems:
             raise ConfigError("; ".join(problems))

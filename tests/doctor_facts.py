@@ -56,6 +56,7 @@ HEALTHY = HostFacts(
         "keras": "3.15.1",
         "mpi4py": "4.1.2",
         "horovod": "0.28.1",
+        "hvdkit-horovod": "0.1.0",
     },
     keras_backend="torch",
     keras_backend_origin="KERAS_BACKEND",

@@ -31,7 +31,6 @@ from hvdkit.launch.job import control
 from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
 from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
-from hvdkit.tools.build_horovod import wheel
 from hvdkit.tools.doctor.checks import job as doctor_job
 from hvdkit.tools.doctor.collect import host, software
 from hvdkit.tools.doctor.collect import script as doctor_script
@@ -223,7 +222,6 @@ TEXTS: dict[str, Parser] = {
     ),
     "tools.installed.parse_numbers": Parser(installed.parse_numbers, ["2", ".", "+cpu", "rc1"]),
     "tools.installed.parse_torch_cuda": Parser(installed.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
-    "tools.build_horovod.wheel.find_percent": Parser(wheel.find_percent, ["[ 12%]", " Building ", "a/b.o", "/"]),
     "launch.agent.host_info.parse_cpus": Parser(host_info.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
     "launch.introspect.stack_report.parse_dump": Parser(

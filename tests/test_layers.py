@@ -70,9 +70,7 @@ COMMON_TRANSPORT = (
     "small_collectives coding between.select"
 ).split()
 # Files that still import more. It gets shorter only.
-ONE_TRANSPORT: dict[str, set[str]] = {
-    "engine.horovod.start": {"mpi.library", "mpi.backend"},  # Horovod is started by MPI, or not
-}
+ONE_TRANSPORT: dict[str, set[str]] = {}
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
 # Folder -> packages that nothing in it imports, at the top of a file or inside a function.
@@ -98,10 +96,6 @@ FORBIDDEN = {
 
 # Files that stand out of this, each for what the design says of it.
 EXCEPTIONS = {
-    # Horovod's bindings, each loaded by the file that is named for it when it is the engine.
-    "engine.horovod.start": {"horovod"},
-    "engine.horovod.torch_binding": {"horovod", "torch"},
-    "engine.horovod.tensorflow_binding": {"horovod", "tensorflow"},
     "transport.gloo.library": {"torch"},  # torch.distributed carries Gloo; loaded when a transport is opened
 }
 
@@ -112,16 +106,14 @@ MAY_READ_ENVIRONMENT = (
     "startup/",
     "wrap/environment.py",
     "common/util.py",
-    "engine/horovod/start.py",
     "integrations/ranks.py",
     "spark/common/keras_backend.py",
 )
-#: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
-#: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES. The fourth makes a rank of a process that
+#: The first has a function of Horovod's that does just that. The second acts before the script's framework reads
+#: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that
 #: runs already, the last acts before Keras reads KERAS_BACKEND in a Python worker of Spark.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
-    "engine/horovod/start.py",
     "wrap/environment.py",
     "integrations/ranks.py",
     "spark/common/keras_backend.py",

@@ -6,7 +6,7 @@ from hvdkit.asynchronous.server import ServerLink, Service
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import describe_plan
-from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
+from hvdkit.engine.strategy import Parameters, Strategy, other_engine
 from hvdkit.transport.buffer import COMPLEX
 
 
@@ -42,9 +42,9 @@ class ServedStrategy(Strategy):
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach. Raises ValueError where the engine or the number of ranks does not allow it."""
         self.detach()
-        if on_horovod():
+        if other_engine():
             raise ValueError(
-                f"{self.who} needs the native engine: Horovod's core has no messages from rank to rank. Set "
+                f"{self.who} needs the native engine: {other_engine()} has no messages from rank to rank. Set "
                 "HVDKIT_ENGINE=native."
             )
         words = self.describe(group.transport.size)

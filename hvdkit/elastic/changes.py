@@ -46,14 +46,14 @@ def find_changes() -> Changes | None:
     places = find_places()
     if current.config.elastic and places is not None:
         return Regrouping(places)
-    if current.horovod is not None:
-        return HorovodChanges(current.horovod.changes)
+    if current.provider.manager is not None:
+        return NotifiedChanges(current.provider.manager)
     membership = find_membership(current.transport.backend) if current.config.elastic else None
     return Resizing(current.config, membership) if membership is not None else None
 
 
-class HorovodChanges:
-    """See Changes. manager: Horovod's notification manager."""
+class NotifiedChanges:
+    """Changes that another engine's notification manager reports. manager: see EngineProvider."""
 
     _worlds = 0  # that this process, or one that it has met, has been in
 
@@ -70,10 +70,9 @@ class HorovodChanges:
         Where a world ended with an error Horovod may hold some of its operations still, and take none of the same name.
         """
         current = engine.runtime("elastic.run")
-        assert current.horovod is not None
-        worlds = max(allgather_object(current.transport, HorovodChanges._worlds))
-        current.horovod.prefix = f"world{worlds}." if worlds else ""
-        HorovodChanges._worlds = worlds + 1
+        worlds = max(allgather_object(current.transport, NotifiedChanges._worlds))
+        current.provider.set_world_number(worlds)
+        NotifiedChanges._worlds = worlds + 1
 
     def synchronized(self) -> None:
         """See Changes."""

@@ -245,15 +245,12 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     writes its own timeline, and only if HOROVOD_TIMELINE=DYNAMIC was set before init(); otherwise it raises ValueError.
     """
     current = engine.runtime("start_timeline()")
-    if current.horovod is not None:
-        current.horovod.basics.start_timeline(file_path, mark_cycles)
-    elif current.world.rank == 0:
+    if not current.provider.start_timeline(file_path, mark_cycles) and current.world.rank == 0:
         current.timeline.start(file_path)
 
 
 def stop_timeline() -> None:
     """Stop the trace of start_timeline(), if there is one. Raises NotInitializedError before init()."""
     current = engine.runtime("stop_timeline()")
-    if current.horovod is not None:
-        current.horovod.basics.stop_timeline()
+    current.provider.stop_timeline()
     current.timeline.stop()

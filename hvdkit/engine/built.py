@@ -49,8 +49,7 @@ def nccl_built() -> int:
     multiply the learning rate of Adasum by local_size(), as Horovod with NCCL averages the ranks of a host first.
     hvdkit's Adasum does not.
     """
-    horovod = engine.runtime("nccl_built()").horovod if engine.is_initialized() else None
-    return int(horovod.basics.nccl_built()) if horovod is not None else 0
+    return engine.runtime("nccl_built()").provider.nccl_version() if engine.is_initialized() else 0
 
 
 def ddl_built() -> bool:

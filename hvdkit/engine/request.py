@@ -9,8 +9,7 @@ from typing import Any
 from hvdkit.engine.compression import Policy, Wire, wire_of_gradients
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.reduce_op import Average, Sum
-from hvdkit.transport.buffer import COMPLEX, FLOAT8, Narrow
-from hvdkit.transport.coding.api import Coding
+from hvdkit.transport.buffer import COMPLEX, FLOAT8
 
 
 @dataclass(frozen=True)
@@ -59,41 +58,24 @@ class ReduceOptions:
         return f"{what}, predivided by {self.predivide:g}, {self.wire} on the wire"
 
 
-def check_gradient(name: str, dtype: str, *, horovod: bool = False, adasum: bool = False) -> None:
+def check_gradient(name: str, dtype: str, *, engine: str = "", adasum: bool = False) -> None:
     """Raise TypeError for a tensor to be trained, given by its name, whose gradients cannot be summed in this dtype.
 
-    horovod: the engine is Horovod's core. adasum: the tensors' steps are combined by Adasum.
+    engine: the title of an engine that sums no complex numbers; "" for hvdkit's own.
+    adasum: Are the tensors' steps combined by Adasum?
     """
     if dtype in FLOAT8:
         raise TypeError(
             f"{name} is {dtype}, and its gradient would be too, but sums of {dtype} between ranks are not defined. "
             "Keep it in bfloat16 or float32 and cast it where it is used, or freeze it."
         )
-    if dtype in COMPLEX and (horovod or adasum):
-        who = "Adasum" if adasum else "Horovod's core (the engine of this job)"
+    if dtype in COMPLEX and (engine or adasum):
+        who = "Adasum" if adasum else f"{engine} (the engine of this job)"
         cure = "Use op=hvd.Average" if adasum else "Use the native engine (HVDKIT_ENGINE=native)"
         raise TypeError(
             f"{name} is {dtype}, which {who} cannot sum. {cure}, or train its real and imaginary parts as real "
             "tensors (torch.view_as_complex, tf.complex)."
         )
-
-
-def check_wire(what: str, dtype: str, wire: Narrow | Coding) -> Narrow:
-    """The dtype in which numbers of `dtype` are sent; TypeError for coded ones, and for sums of bfloat16.
-
-    what: is reduced so, for the message.
-    """
-    if not isinstance(wire, str):
-        raise TypeError(
-            f"compression={wire!r} is not supported by Horovod's core (the engine of this job), which sends values "
-            "unchanged or as float16. Use hvd.Compression.fp16, or the native engine (HVDKIT_ENGINE=native)."
-        )
-    if "bfloat16" in (dtype, wire):
-        raise TypeError(
-            f"{what}: Horovod's core (the engine of this job) cannot sum bfloat16. Use float16 "
-            "(hvd.Compression.fp16), or the native engine (HVDKIT_ENGINE=native)."
-        )
-    return wire
 
 
 def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptions:

@@ -15,17 +15,16 @@ from typing import Any
 
 from hvdkit.config import Config, read_config, read_environment
 from hvdkit.engine.api import Engine
-from hvdkit.engine.choice import built_bindings, choose_engine
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
 from hvdkit.engine.groups import ProcessSet
-from hvdkit.engine.horovod.binding import Binding
-from hvdkit.engine.named.engine import NamedEngine
+from hvdkit.engine.native import NativeProvider
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import send_totals
 from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.process_sets import ProcessSets
-from hvdkit.engine.startup import Opener, arriving, enter_world, open_world, refuse_second_import
+from hvdkit.engine.provider import EngineProvider, find_provider
+from hvdkit.engine.startup import Opener, arriving, enter_world, refuse_second_import
 from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
@@ -52,16 +51,15 @@ class Runtime:
     timeline: Timeline
     #: That this rank has, see fair_share().
     cores: float
-    #: Horovod's core, where that is the engine.
-    horovod: Binding | None = None
+    provider: EngineProvider
     process: int = field(default_factory=os.getpid)
     #: Plans of gradients that were opened so far.
     plans: int = 0
 
     @property
     def may_change(self) -> bool:
-        """May there be other ranks after a restart? Horovod's core does not say; so where it is the engine."""
-        return self.config.elastic or self.horovod is not None
+        """May there be other ranks after a restart?"""
+        return self.config.elastic or self.provider.may_change
 
     def facts(self) -> RankFacts:
         """What a recording is to say of this rank."""
@@ -100,13 +98,13 @@ def init(
 
     process_sets: sets to be known from the beginning, besides that of all ranks.
     arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
-    framework: that Horovod's core is to work with, if it is the engine; "" for none in particular.
+    framework: that the engine is to work with; "" for none in particular.
     opener: see open_world(); of hvdkit's own engine.
     part: the processes of the job that make the world, and alone call this; None for all.
     settings: fields of Config, which beat the environment.
     Raises WorldError if the launcher and MPI disagree or multiprocessing imports the script again, ConfigError for a
     bad setting or a part that cannot be a world, TransportError if the ranks cannot reach each other,
-    MissingDependencyError if the engine is to be Horovod's core and is not here, ValueError for process sets that
+    MissingDependencyError if the engine is not installed, ValueError for process sets that
     cannot be made: see ProcessSets.add.
     """
     global _again
@@ -176,35 +174,27 @@ def _join(
 ) -> Runtime:
     """Meet the other ranks, and make what init() makes; collective."""
     global _runtime
-    name, why = choose_engine(config.engine, launcher, built_bindings(), framework)
-    horovod: Binding | None = None
-    transport: Transport
-    if name == "horovod":
-        from hvdkit.engine.horovod.start import open_horovod
-
-        world, transport, abort = open_horovod(config, framework, part)
-        horovod = transport.binding
-    else:
-        world, transport, abort = open_world(config, part, opener)
+    timeline = Timeline()
+    provider, why = find_provider(config.engine, launcher, framework, lambda: NativeProvider(config, timeline))
+    world, transport, abort = provider.open(config, framework, part, opener)
     if arithmetic is not None:
         transport.arithmetic = arithmetic
     configure_logging(config.log_level, world.label)
     install_exception_hook(world.label, world.host, abort)
     logger.info("%d ranks on %d hosts, transport %s", world.size, world.cross_size or 1, transport.name)
-    logger.info("engine %s: %s", name, why)
+    logger.info("engine %s: %s", provider.name, why)
     if world.rank == 0:
         for variable, setting in find_misspelt(read_environment(), vars(config)).items():
             logger.warning("%s is not a setting of hvdkit and is ignored. Did you mean %s?", variable, setting)
-    if horovod is not None and (config.tuned or config.autotune_save):
+    if not provider.native and (config.tuned or config.autotune_save):
         logger.warning(
-            "Horovod's core, the engine of this job, neither reads nor writes tuned settings: tuned and "
-            "autotune_save are ignored."
+            "%s, the engine of this job, neither reads nor writes tuned settings: tuned and autotune_save are ignored.",
+            provider.title,
         )
-    timeline = Timeline()
-    if horovod is None and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
+    if provider.native and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
         timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
-    # Horovod's core gathers nothing yet: TensorFlow can be told which GPU to use until it has done an operation.
-    if horovod is None:
+    # Others gather nothing yet: TensorFlow can be told which GPU to use until Horovod's core has done an operation.
+    if provider.native:
         try:
             seen = allgather_object(transport, look_at_cores(world.host))
         except BaseException:
@@ -219,14 +209,10 @@ def _join(
     def open_engine(group: Transport, ranks: Sequence[int]) -> Engine:
         hosts = [seen[rank].host for rank in ranks]
         job_ranks = [world.job_ranks[rank] for rank in ranks] if world.job_ranks else None
-        if horovod is not None:
-            from hvdkit.engine.horovod.engine import HorovodEngine
+        return provider.open_engine(group, hosts=hosts, ranks=ranks, job_ranks=job_ranks)
 
-            return HorovodEngine(group, hosts=hosts, ranks=ranks, job_ranks=job_ranks)
-        return NamedEngine(group, config, hosts=hosts, ranks=ranks, timeline=timeline, job_ranks=job_ranks)
-
-    sets = ProcessSets(transport, open_engine, world.job_ranks, eager=horovod is not None)
-    _runtime = Runtime(world, config, transport, sets, timeline, cores, horovod)
+    sets = ProcessSets(transport, open_engine, world.job_ranks, eager=not provider.native)
+    _runtime = Runtime(world, config, transport, sets, timeline, cores, provider)
     sets.open_world()
     try:
         for process_set in sorted(process_sets, key=lambda one: one.mpi_comm is None):  # numbered as in Horovod
@@ -274,8 +260,7 @@ def shutdown(*, idle: bool = True) -> None:
     runtime.timeline.stop()
     idle = runtime.sets.close(idle=idle)
     runtime.transport.close(idle=idle)
-    if runtime.horovod is not None:
-        runtime.horovod.module.shutdown()
+    runtime.provider.close()
 
 
 @contextlib.contextmanager
@@ -291,7 +276,7 @@ def stay() -> Iterator[None]:
 
 def _say_if_untuned(runtime: Runtime) -> None:
     config = runtime.config
-    if (config.searches or config.tuned) and not runtime.plans and runtime.horovod is None and not runtime.world.rank:
+    if (config.searches or config.tuned) and not runtime.plans and runtime.provider.native and not runtime.world.rank:
         logger.warning(
             "autotune: nothing was tuned, because no gradients were reduced in buckets. Autotuning needs several "
             "ranks, and an optimizer or gradient tape with op=Average or op=Sum. It does not work with Adasum, "

@@ -73,7 +73,7 @@ class Strategy:
 
         Called when an optimizer is wrapped, and when parameters are added or unfrozen; not collective.
         """
-        check_gradient(what, dtype, horovod=on_horovod())
+        check_gradient(what, dtype, engine=other_engine())
 
     def enter(self, group: Group) -> None:
         """These ranks will train together; not collective. Called when an optimizer is wrapped, and after an init()."""
@@ -139,9 +139,10 @@ class Strategy:
             )
 
 
-def on_horovod() -> bool:
-    """Is Horovod's core the engine? Raises NotInitializedError before init()."""
-    return runtime.runtime("DistributedOptimizer()").horovod is not None
+def other_engine() -> str:
+    """The title of the engine; "" for hvdkit's own. Raises NotInitializedError before init()."""
+    provider = runtime.runtime("DistributedOptimizer()").provider
+    return "" if provider.native else provider.title
 
 
 def refuse_contradictions(strategy: Strategy, others: Mapping[str, bool]) -> None:

@@ -192,7 +192,7 @@ def open_device_reduction(
     All ranks decide alike: on the strategy and the gradients, and on what open_group() finds.
     Raises what DeviceReduction.enter() raises.
     """
-    if not jax_gpu.is_cuda_build() or runtime.runtime("a reduction of gradients").horovod is not None:
+    if not jax_gpu.is_cuda_build() or not runtime.runtime("a reduction of gradients").provider.native:
         return None
     if type(strategy) is not AllReduce or not jax_in_place.has_call():
         return None

@@ -12,7 +12,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.array_sync import ArrayFollower
 from hvdkit.engine.groups import Group
 from hvdkit.engine.reduce_op import Average
-from hvdkit.engine.strategy import Strategy, on_horovod
+from hvdkit.engine.strategy import Strategy, other_engine
 from hvdkit.keras.backends import StrategyDriver, open_driver
 from hvdkit.keras.settings import Settings
 
@@ -76,7 +76,7 @@ class GradientSync:
     def is_traced_with_ranks(self) -> bool:
         """Do compiled steps hold how many ranks there were? Then they are to be compiled anew in another world."""
         local = self._scale_local and bool(self._local or self._local_layers)
-        return local or on_horovod()
+        return local or bool(other_engine())
 
     def add_local(self, variable: Any) -> None:
         """Leave the gradient of this variable on this rank."""

@@ -20,7 +20,6 @@ from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow import gpu
 from hvdkit.tensorflow.array_gradients import ArrayGradients
-from hvdkit.tensorflow.direct_gradients import DirectGradients
 from hvdkit.tensorflow.sparse import reduce_slices, take_part_when_joined
 from hvdkit.tensorflow.tracing import check_not_compiled, in_python
 from hvdkit.tensorflow.variables import VariableSpec, describe
@@ -65,7 +64,7 @@ class GradientSync:
         self._average = isinstance(strategy, AllReduce) and strategy.options.average
         self._device = gpu.gpu_for(variables)
         # Of dense tensors; None where there are none.
-        self._gradients: ArrayGradients | DirectGradients | DeviceGradients | None = None
+        self._gradients: ArrayGradients | DeviceGradients | Any = None
         self._follower: ArrayFollower | None = None
         self._planned = False
         #: Of this rank's gradients, which are sparse and which are there; before the first reduce(), all, and dense.
@@ -220,11 +219,12 @@ class GradientSync:
         self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
         specs = [self._specs[i] for i in self._dense]
         if specs:
-            binding = engine.runtime("The reduction of gradients").horovod
-            if binding is not None and binding.framework == "tensorflow" and isinstance(self.strategy, AllReduce):
-                self._gradients = DirectGradients(binding, group, self._name, specs, self.strategy.options)
+            provider = engine.runtime("The reduction of gradients").provider
+            direct = None if provider.native else provider.gradients_of("tensorflow")
+            if direct is not None and isinstance(self.strategy, AllReduce):
+                self._gradients = direct(group, self._name, specs, self.strategy.options)
             else:
-                devices = self._open_device_gradients(group, specs) if binding is None else None
+                devices = self._open_device_gradients(group, specs) if provider.native else None
                 self._gradients = devices or ArrayGradients(group, specs, self.strategy, self._read_values)
         self._kind = type(self._gradients)
         self._follow()

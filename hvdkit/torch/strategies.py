@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,8 +22,7 @@ from hvdkit.torch.source import TorchSource
 class TorchAllReduce(AllReduce):
     """AllReduce of torch's gradients: those of a GPU in its own memory, where the ranks can use NCCL.
 
-    Where Horovod's core is the engine of torch, it takes them without buckets. Where that was opened for another
-    framework, its allreduces take buckets in the host's memory.
+    An engine that reduces torch's gradients one by one takes them without buckets.
 
     static_graph: do all steps use the same parameters?
     """
@@ -34,8 +33,7 @@ class TorchAllReduce(AllReduce):
 
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
         current = runtime.runtime("The reduction of gradients")
-        binding = current.horovod
-        if binding is None:
+        if current.provider.native:
             from hvdkit.torch.device_gradients import open_device_reducer
 
             reducer = open_device_reducer(
@@ -43,11 +41,11 @@ class TorchAllReduce(AllReduce):
             )
             if reducer is not None:
                 return reducer
-        if binding is None or binding.framework != "torch":
+        direct = current.provider.gradients_of("torch")
+        if direct is None:
             return super()._open(parameters, group)
-        from hvdkit.torch.direct_gradients import DirectGradients
-
-        return DirectGradients(binding, group, parameters, self.options, self.statistics)
+        reducer = direct(group, parameters, self.options, self.statistics)
+        return cast(GradientReducer, reducer)
 
 
 class AdasumSteps(Strategy):

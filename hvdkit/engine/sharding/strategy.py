@@ -16,7 +16,7 @@ from hvdkit.engine.sharding.gather import ParameterGather
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.engine.sharding.place import Place, place_on_host
 from hvdkit.engine.sharding.scatter import ScatterGradients
-from hvdkit.engine.strategy import Parameters, Strategy, on_horovod
+from hvdkit.engine.strategy import Parameters, Strategy, other_engine
 from hvdkit.transport.api import Transport
 
 
@@ -113,8 +113,8 @@ def check_shard(shard: str, *, strategy: bool, adasum: bool) -> None:
             f"DistributedOptimizer(): shard={shard!r} cannot be combined with {what}: gradients must be the same on "
             "all ranks before a rank steps for the others. Use op=hvd.Average or hvd.Sum."
         )
-    if on_horovod():
+    if other_engine():
         raise ValueError(
-            f"DistributedOptimizer(): shard={shard!r} needs the native engine. Horovod's core, the engine of this "
+            f"DistributedOptimizer(): shard={shard!r} needs the native engine. {other_engine()}, the engine of this "
             "job, has no all-gather of buckets. Set HVDKIT_ENGINE=native."
         )

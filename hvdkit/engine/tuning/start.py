@@ -31,7 +31,7 @@ def choose_settings(
     """
     config = current.config
     first = settings_of(config)
-    if not (config.searches or config.tuned) or current.horovod is not None or group.transport.size == 1:
+    if not (config.searches or config.tuned) or not current.provider.native or group.transport.size == 1:
         return first, None
     how = f"autotune {config.searches} in {config.autotune_steps} steps, tuned {bool(config.tuned)}, {options}"
     check_agreement(group.transport, describe_plan(tensors, first.fusion_bytes, how))

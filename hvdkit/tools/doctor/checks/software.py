@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from hvdkit.tools.build_horovod.plan import HOROVOD
-from hvdkit.tools.doctor.checks.mpi import GET_HOROVOD, assess_engines
+from hvdkit.tools.doctor.checks.mpi import GET_HOROVOD, HOROVOD, assess_engines
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity

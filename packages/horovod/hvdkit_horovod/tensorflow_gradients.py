@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.horovod.operations import plan_gradients
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.tensorflow.compression import Compression
 from hvdkit.tensorflow.variables import VariableSpec
+from hvdkit_horovod.operations import plan_gradients
 
 
 class DirectGradients:

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.horovod.binding import Request
-from hvdkit.engine.horovod.operations import plan_gradients
-from hvdkit.engine.horovod.transport import wait
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.layout import strides_of
 from hvdkit.torch.source import TorchSource
+from hvdkit_horovod.binding import Request
+from hvdkit_horovod.operations import plan_gradients
+from hvdkit_horovod.transport import wait
 
 _Sent = tuple[torch.Tensor, Request]  # what is reduced in place
 

@@ -6,9 +6,6 @@ import os
 
 from hvdkit.alias import real_horovod
 from hvdkit.config import Config
-from hvdkit.engine.choice import CURE, built_bindings, choose_binding
-from hvdkit.engine.horovod.binding import Binding
-from hvdkit.engine.horovod.transport import HorovodTransport, ProcessSets, describe
 from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
 from hvdkit.transport.backend import Abort
@@ -16,6 +13,9 @@ from hvdkit.transport.mpi.backend import open_part
 from hvdkit.transport.mpi.library import abort, call_mpi, can_load_mpi, load_mpi
 from hvdkit.transport.part import Part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
+from hvdkit_horovod.binding import Binding
+from hvdkit_horovod.choice import CURE, built_bindings, choose_binding
+from hvdkit_horovod.transport import HorovodTransport, ProcessSets, describe
 
 
 def open_binding(framework: str) -> Binding:
@@ -24,10 +24,10 @@ def open_binding(framework: str) -> Binding:
     try:
         with real_horovod():
             if name == "torch":
-                from hvdkit.engine.horovod.torch_binding import TorchBinding
+                from hvdkit_horovod.torch_binding import TorchBinding
 
                 return TorchBinding()
-            from hvdkit.engine.horovod.tensorflow_binding import TensorflowBinding
+            from hvdkit_horovod.tensorflow_binding import TensorflowBinding
 
             return TensorflowBinding()
     except (ImportError, OSError) as error:

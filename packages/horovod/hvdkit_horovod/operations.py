@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdkit.engine.horovod.binding import REDUCTIONS, Call, Request
-from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.operation import JOIN, Operation
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
-from hvdkit.engine.request import ReduceOptions, check_gradient, check_wire
+from hvdkit.engine.request import ReduceOptions, check_gradient
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import SCALED
+from hvdkit_horovod.binding import REDUCTIONS, Call, Request
+from hvdkit_horovod.transport import HorovodTransport
+from hvdkit_horovod.wire import check_wire
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +112,7 @@ def plan_gradients(
     call = Call("allreduce", "", transport.process_set, "average" if options.average else "sum", 1.0 / before, before)
     gradients = []
     for index, tensor in enumerate(tensors):
-        check_gradient(tensor.name, tensor.dtype, horovod=True)
+        check_gradient(tensor.name, tensor.dtype, engine="Horovod's core")
         wire = check_wire(f"the gradient of {tensor.name}", tensor.dtype, options.wire_for(tensor.name, tensor.dtype))
         named = replace(call, name=f"{name}.{index}.{tensor.name}")
         if "float16" in (tensor.dtype, wire):

@@ -20,8 +20,8 @@ import tensorflow as tf
 from horovod.common import elastic
 from horovod.tensorflow import mpi_ops
 
-from hvdkit.engine.horovod.binding import IN_PLACE, REDUCTIONS, Binding, Call, Request
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError
+from hvdkit_horovod.binding import IN_PLACE, REDUCTIONS, Binding, Call, Request
 
 _MANY_THREADS = 100_000  # ranks may have any number of operations under way, in any order: none may wait for another
 

@@ -1,4 +1,4 @@
-"""Which engine: hvdkit's own, or Horovod's core, by way of the framework that it was built for here."""
+"""Which binding of the installed Horovod to use, and whether there is one."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ CURE = (
 )
 
 
-def choose_engine(wish: str, launcher: str, built: Sequence[str], framework: str) -> tuple[str, str]:
-    """The engine, "native" or "horovod", and why, in words.
+def judge_offer(built: Sequence[str], framework: str) -> tuple[bool, str]:
+    """Should ranks of `horovodrun --gloo` use Horovod's core, and why.
 
-    wish: the setting `engine`. launcher: see World. built: frameworks that Horovod is built for here. framework: the
-    script's; "" for one that Horovod has no binding for.
+    built: frameworks that the installed Horovod was built for. framework: the script's; "" for none in particular.
     """
-    if wish != "auto":
-        return wish, f"set by engine={wish}"
-    if launcher != "horovodrun":
-        return "native", "the ranks were not started by horovodrun --gloo"
     if built and (not framework or framework in built):
-        return "horovod", "the ranks were started by horovodrun --gloo"
+        return True, "the ranks were started by horovodrun --gloo"
     what = f"the installed Horovod has no binding for {framework}" if built else _NOT_BUILT
-    return "native", f"the ranks were started by horovodrun, but {what}"
+    return False, f"the ranks were started by horovodrun, but {what}"
 
 
 def built_bindings() -> list[str]:

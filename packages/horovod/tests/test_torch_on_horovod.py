@@ -16,13 +16,15 @@ from torch import nn
 
 import hvdkit.torch as hvd
 from hvdkit.config import Config
-from hvdkit.engine.choice import choose_binding, choose_engine
-from hvdkit.engine.horovod.binding import Call, check_device
-from hvdkit.engine.horovod.start import variables_for
-from hvdkit.engine.horovod.transport import HorovodBuckets
+from hvdkit.engine import provider
 from hvdkit.errors import ConfigError, HorovodInternalError, MissingDependencyError, TransportError
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buckets import BucketSpec
+from hvdkit_horovod import choice
+from hvdkit_horovod.binding import Call, check_device
+from hvdkit_horovod.choice import choose_binding
+from hvdkit_horovod.start import variables_for
+from hvdkit_horovod.transport import HorovodBuckets
 
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
 REFUSED = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.bfloat16, torch.complex64]
@@ -172,11 +174,24 @@ def test_a_transport_of_hvdkits_own_does_not_go_with_it() -> None:
         ("horovod", "none", [], "torch", "horovod"),
     ],
 )
-def test_which_engine(wish: str, launcher: str, built: list[str], framework: str, chosen: str) -> None:
-    name, why = choose_engine(wish, launcher, built, framework)
-    assert name == chosen and why
+def test_which_engine(
+    wish: str, launcher: str, built: list[str], framework: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "built_bindings", lambda: built)
+    monkeypatch.setattr("hvdkit_horovod.provider.built_bindings", lambda: built)
+    native = Mock()
+    native.return_value.name = "native"
+    found, why = provider.find_provider(wish, launcher, framework, native)
+    assert found.name == chosen and why
     if wish == "auto" and launcher == "horovodrun" and not built:
         assert "Horovod is not installed" in why
+
+
+def test_an_engine_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider, "entry_points", lambda **_: ())
+    with pytest.raises(MissingDependencyError, match=r"pip install .* \./packages/horovod"):
+        provider.find_provider("horovod", "none", "torch", Mock())
+    assert "no package with another engine" in provider.find_provider("auto", "horovodrun", "torch", Mock())[1]
 
 
 def test_a_missing_binding_is_told_with_its_cure() -> None:

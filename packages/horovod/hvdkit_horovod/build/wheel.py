@@ -21,7 +21,7 @@ from types import FrameType
 
 from hvdkit.errors import BuildError
 from hvdkit.launch.process import describe_status, kill_group, run_program
-from hvdkit.tools.build_horovod.plan import HOROVOD, Patch, Plan, build_environment
+from hvdkit_horovod.build.plan import HOROVOD, Patch, Plan, build_environment
 from hvdkit.tools.doctor.collect.probes import probe_argv
 
 #: The hash of the archive on PyPI.

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import BuildError
-from hvdkit.tools.build_horovod.plan import (
+from hvdkit.tools.cuda_toolkit import GpuTools, Nccl, find_gpu_tools
+from hvdkit.tools.installed import Frameworks, parse_numbers, parse_torch_cuda
+from hvdkit_horovod.build.plan import (
     HOROVOD,
     build_environment,
     build_plan,
@@ -24,10 +26,8 @@ from hvdkit.tools.build_horovod.plan import (
     choose_standard,
     list_patches,
 )
-from hvdkit.tools.build_horovod.site import MpiCompiler
-from hvdkit.tools.build_horovod.wheel import Cache, apply_patches, link_libraries, open_cache
-from hvdkit.tools.cuda_toolkit import GpuTools, Nccl, find_gpu_tools
-from hvdkit.tools.installed import Frameworks, parse_numbers, parse_torch_cuda
+from hvdkit_horovod.build.site import MpiCompiler
+from hvdkit_horovod.build.wheel import Cache, apply_patches, link_libraries, open_cache
 
 
 def read_standard(tree: Path, file: str) -> int:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine.horovod.binding import Binding, Call, Request
-from hvdkit.engine.request import check_wire
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
@@ -20,6 +18,8 @@ from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phas
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.division import Groups
 from hvdkit.transport.polling import Backoff
+from hvdkit_horovod.binding import Binding, Call, Request
+from hvdkit_horovod.wire import check_wire
 
 #: The step that this thread is in, as the end of a name, see HorovodTransport.within.
 _step = ContextVar("step", default="")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdkit.tools.build_horovod.site import INSTALL_COMPILER, INSTALL_MPI, Missing, Site
+from hvdkit_horovod.build.site import INSTALL_COMPILER, INSTALL_MPI, Missing, Site
 from hvdkit.tools.cuda_toolkit import GpuTools, find_lacks
 from hvdkit.tools.installed import Frameworks, parse_numbers
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdkit.engine.api import SHUT_DOWN, Engine
-from hvdkit.engine.horovod.operations import Running, collect, start_operation
-from hvdkit.engine.horovod.transport import HorovodTransport
 from hvdkit.engine.named.joining import Joining
 from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.small_collectives import gather_bytes
+from hvdkit_horovod.operations import Running, collect, start_operation
+from hvdkit_horovod.transport import HorovodTransport
 
 
 class HorovodEngine(Engine):

@@ -1,0 +1,36 @@
+"""hvdkit's own engine as an EngineProvider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdkit.config import Config
+from hvdkit.engine.api import Engine
+from hvdkit.engine.named.engine import NamedEngine
+from hvdkit.engine.observe.timeline import Timeline
+from hvdkit.engine.provider import EngineProvider
+from hvdkit.engine.startup import Opener, open_world
+from hvdkit.transport.api import Transport
+from hvdkit.transport.backend import Abort
+from hvdkit.transport.part import Part
+from hvdkit.world import World
+
+
+class NativeProvider(EngineProvider):
+    """See EngineProvider. timeline: of this process."""
+
+    name = title = "native"
+    native = True
+
+    def __init__(self, config: Config, timeline: Timeline) -> None:
+        self._config, self._timeline = config, timeline
+
+    def open(
+        self, config: Config, framework: str, part: Part | None, opener: Opener
+    ) -> tuple[World, Transport, Abort | None]:
+        return open_world(config, part, opener)
+
+    def open_engine(
+        self, group: Transport, *, hosts: Sequence[str], ranks: Sequence[int], job_ranks: Sequence[int] | None
+    ) -> Engine:
+        return NamedEngine(group, self._config, hosts=hosts, ranks=ranks, timeline=self._timeline, job_ranks=job_ranks)

@@ -1,0 +1,121 @@
+"""Engines that a world can run on: hvdkit's own, and those that packages add by entry points of `hvdkit.engines`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from hvdkit.config import Config
+from hvdkit.engine.api import Engine
+from hvdkit.engine.startup import Opener
+from hvdkit.errors import MissingDependencyError
+from hvdkit.transport.api import Transport
+from hvdkit.transport.backend import Abort
+from hvdkit.transport.part import Part
+from hvdkit.world import World
+
+#: Entry points: the name of an engine, as HVDKIT_ENGINE has it -> a function without arguments that makes its provider.
+ENTRY_POINTS = "hvdkit.engines"
+
+#: Launchers whose ranks an engine of another package may be made for, with `auto`.
+_FOREIGN_LAUNCHERS = ("horovodrun",)
+
+
+class EngineProvider(ABC):
+    """Opens the world of a process, and an Engine for each process set.
+
+    name: as HVDKIT_ENGINE has it.
+    title: in messages.
+    native: Are hvdkit's own parts used: buckets, reductions on devices, tuning, the timeline, collectives in init()?
+    may_change: May the ranks of the next world be others, without a setting of hvdkit's that says so?
+    manager: the notification manager of worlds that change, with Horovod's methods; None without.
+    """
+
+    name = ""
+    title = ""
+    native = False
+    may_change = False
+    manager: Any = None
+
+    def offer(self, launcher: str, framework: str) -> tuple[bool, str]:
+        """Should `auto` select this engine for ranks of a launcher, and why, or why not.
+
+        framework: the script's; "" for one that the engine need not know.
+        """
+        return False, f"the ranks were started by {launcher}"
+
+    @abstractmethod
+    def open(
+        self, config: Config, framework: str, part: Part | None, opener: Opener
+    ) -> tuple[World, Transport, Abort | None]:
+        """Connect the ranks; collective. Returns the world, the transport of all ranks, and what ends the job.
+
+        part: the processes of the job that make the world; None for all. opener: of hvdkit's own transports.
+        Raises MissingDependencyError, TransportError, WorldError.
+        """
+
+    @abstractmethod
+    def open_engine(
+        self, group: Transport, *, hosts: Sequence[str], ranks: Sequence[int], job_ranks: Sequence[int] | None
+    ) -> Engine:
+        """Make the engine of a process set; see Engine for the arguments."""
+
+    def close(self) -> None:  # noqa: B027  nothing, for engines that end with their transports
+        """End what open() began, after the transports are closed."""
+
+    def gradients_of(self, framework: str) -> Callable[..., Any] | None:
+        """The class that reduces gradients of a framework one by one, without buckets; None for buckets.
+
+        torch: called with group, parameters, options and statistics, gives a GradientReducer. tensorflow: called with
+        group, name, specs and options, gives an object with the methods of ArrayGradients.
+        """
+        return None
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> bool:
+        """Start the engine's own timeline; False where hvdkit is to write one."""
+        return False
+
+    def stop_timeline(self) -> None:  # noqa: B027
+        """Stop the engine's own timeline."""
+
+    def nccl_version(self) -> int:
+        """The version of NCCL that the engine was built with, for example 22203 for 2.22.3; 0 without."""
+        return 0
+
+    def set_world_number(self, number: int) -> None:  # noqa: B027
+        """Tell engines that keep names of earlier worlds apart in which world this process is, from 0."""
+
+
+def find_provider(
+    wish: str, launcher: str, framework: str, native: Callable[[], EngineProvider]
+) -> tuple[EngineProvider, str]:
+    """Select the engine, and say why.
+
+    wish: the setting `engine`. launcher: see World. framework: the script's; "" for none in particular.
+    native: makes the provider of hvdkit's own engine.
+    Raises MissingDependencyError for an engine that no installed package has.
+    """
+    if wish == "native":
+        return native(), "set by engine=native"
+    if wish == "auto" and launcher not in _FOREIGN_LAUNCHERS:
+        return native(), f"the ranks were not started by {' or '.join(_FOREIGN_LAUNCHERS)} --gloo"
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if wish != "auto":
+        if wish not in found:
+            raise MissingDependencyError(
+                f"The engine is set to {wish} (HVDKIT_ENGINE={wish}), but no installed package has it. Run, in a "
+                f"clone of hvdkit: pip install -c constraints.txt ./packages/{wish}; or use the native engine "
+                "(HVDKIT_ENGINE=native)."
+            )
+        provider: EngineProvider = found[wish].load()()
+        return provider, f"set by engine={wish}"
+    reasons = [f"the ranks were started by {launcher} --gloo, but no package with another engine is installed"]
+    for entry in found.values():
+        provider = entry.load()()
+        offered, why = provider.offer(launcher, framework)
+        if offered:
+            return provider, why
+        reasons = [why]
+    return native(), reasons[0]
