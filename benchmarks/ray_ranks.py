@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import hvdkit.ray
+import hvdkit_ray
 from hvdkit.launch.cli.numbers import count
 
 _LOOK_S = 0.01
@@ -67,7 +67,7 @@ def measure_recovery() -> tuple[float, float]:
                 time.sleep(_LOOK_S)
 
         job = threading.Thread(
-            target=hvdkit.ray.run, args=(train, [folder]), kwargs={"min_workers": 1, "max_workers": 2}
+            target=hvdkit_ray.run, args=(train, [folder]), kwargs={"min_workers": 1, "max_workers": 2}
         )
         job.start()
         wait_for("2", 0)
@@ -83,11 +83,11 @@ def measure_recovery() -> tuple[float, float]:
 
 def main(rounds: int) -> None:
     """Print the medians."""
-    hvdkit.ray.run(nothing, num_workers=2)  # Ray and the files of torch are there then
+    hvdkit_ray.run(nothing, num_workers=2)  # Ray and the files of torch are there then
     starts = []
     for _ in range(rounds):
         began = time.perf_counter()
-        hvdkit.ray.run(nothing, num_workers=2)
+        hvdkit_ray.run(nothing, num_workers=2)
         starts.append(time.perf_counter() - began)
     recoveries = [measure_recovery() for _ in range(rounds)]
     print(f"median of {rounds} rounds, 2 ranks")

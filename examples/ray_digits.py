@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-import hvdkit.ray  # hvd
 import hvdkit.torch as hvd  # hvd
+import hvdkit_ray  # hvd
 
 
 def train(epochs: int, batch_size: int, lr: float) -> tuple[int, float]:
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     size: dict[str, Any] = (
         {"min_workers": 1, "max_workers": args.workers} if args.elastic else {"num_workers": args.workers}
     )
-    results = hvdkit.ray.run(train, (args.epochs, args.batch_size, args.lr), use_gpu=args.gpu, **size)  # hvd
+    results = hvdkit_ray.run(train, (args.epochs, args.batch_size, args.lr), use_gpu=args.gpu, **size)  # hvd
     ranks, accuracy = results[0]
     print(f"{ranks} workers  test accuracy {accuracy:.2%}")
     return int(accuracy < args.min_accuracy)

@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from sklearn.datasets import load_digits
 from torch import nn
 
-import hvdkit.spark  # hvd
 import hvdkit.torch as hvd  # hvd
-from hvdkit.spark.common.store import Store  # hvd
-from hvdkit.spark.torch import TorchEstimator  # hvd
+import hvdkit_spark  # hvd
+from hvdkit_spark.common.store import Store  # hvd
+from hvdkit_spark.torch import TorchEstimator  # hvd
 
 
 def make_model() -> nn.Module:
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     """Start Spark, train, print the accuracy and return the exit code."""
     spark = SparkSession.builder.getOrCreate()
     if args.by_hand:
-        accuracy = hvdkit.spark.run(train, (args.epochs,), num_proc=args.ranks)[0]  # hvd
+        accuracy = hvdkit_spark.run(train, (args.epochs,), num_proc=args.ranks)[0]  # hvd
     else:
         images, digits = load_digits(return_X_y=True)
         names = [*(f"pixel{number}" for number in range(64)), "digit"]

@@ -8,10 +8,10 @@ from types import ModuleType
 from hvdkit.errors import MissingDependencyError
 
 
-def optional_import(module: str, extra: str, package: str = "hvdkit") -> ModuleType:
+def optional_import(module: str, extra: str = "", package: str = "hvdkit") -> ModuleType:
     """Import an optional package.
 
-    extra: the extra that installs it.
+    extra: the extra that installs it; "" for the package itself.
     package: the distribution that has this extra.
     Raises MissingDependencyError if it is not installed; an installed but broken package shows its own error.
     """
@@ -20,6 +20,6 @@ def optional_import(module: str, extra: str, package: str = "hvdkit") -> ModuleT
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise  # there, but broken inside: its own message says more than ours
-        raise MissingDependencyError(
-            f"The package '{module}' is not installed. Run: pip install '{package}[{extra}]'"
-        ) from None
+        name = module.partition(".")[0]
+        what = f"'{package}[{extra}]'" if extra else name
+        raise MissingDependencyError(f"The package '{name}' is not installed. Run: pip install {what}") from None

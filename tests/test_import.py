@@ -48,6 +48,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = hvdkit.nothing
 
 
-def test_a_module_that_became_a_package_names_it() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"packages/federated.*import hvdkit_federated"):
-        importlib.import_module("hvdkit.federated")
+@pytest.mark.parametrize("name", ["federated", "ray", "spark"])
+def test_a_module_that_became_a_package_names_it(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=rf"packages/{name}.*import hvdkit_{name}"):
+        importlib.import_module(f"hvdkit.{name}")
+
+
+def test_an_alias_of_a_package_that_is_not_installed_says_what_to_install() -> None:
+    code = "import hvdkit.alias_horovod\nimport horovod.ray"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install -c constraints.txt ./packages/ray" in done.stderr.splitlines()[-1]

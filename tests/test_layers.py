@@ -42,8 +42,6 @@ FLOORS = {
     "wrap": 8,
     "launch": 8,
     "integrations": 9,
-    "ray": 10,
-    "spark": 10,
     "aliasing": 11,
     "alias_horovod": 12,
     "tools": 12,
@@ -88,7 +86,6 @@ FORBIDDEN = {
     "common": FRAMEWORKS,
     "launch": FRAMEWORKS | {"mpi4py", "numpy"},
     "integrations": FRAMEWORKS | {"mpi4py", "ray", "pyspark"},
-    "ray": FRAMEWORKS | {"mpi4py", "pyspark"},
     "torch": FRAMEWORKS - {"torch"},
     "tensorflow": FRAMEWORKS - {"tensorflow"},
     "lightning": FRAMEWORKS - {"torch"},
@@ -107,16 +104,13 @@ MAY_READ_ENVIRONMENT = (
     "wrap/environment.py",
     "common/util.py",
     "integrations/ranks.py",
-    "spark/common/keras_backend.py",
 )
 #: The first has a function of Horovod's that does just that. The second acts before the script's framework reads
-#: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that
-#: runs already, the last acts before Keras reads KERAS_BACKEND in a Python worker of Spark.
+#: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that runs already.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "wrap/environment.py",
     "integrations/ranks.py",
-    "spark/common/keras_backend.py",
 )
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 

@@ -27,7 +27,7 @@ from hvdkit.launch.job.ranks import Ranks
 from hvdkit.launch.job.runtime_dir import find_jobs
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "hvdkit").rglob("*.py"))
+FILES = [*sorted((ROOT / "hvdkit").rglob("*.py")), *sorted(ROOT.glob("packages/*/hvdkit_*/**/*.py"))]
 
 #: What opens a socket that others can connect to; with a dot: as a method only.
 LISTENING = {
@@ -57,14 +57,14 @@ EXECUTING = {
     "transport/small_collectives.py": "the same",
     "transport/between/hierarchical.py": "the same",
     "integrations/ranks.py": "this process itself, a moment before",
-    "spark/job.py": "the driver, for its executors",
-    "spark/rank.py": "the driver, for its ranks",
-    "spark/reports.py": "ranks of run(), through Spark",
-    "spark/common/persistence.py": "who has saved an estimator or model; whoever loads it must trust him",
-    "spark/keras/models.py": "the same, and the driver, for its executors",
-    "spark/keras/training.py": "the driver, for its ranks",
-    "spark/torch/estimator.py": "the driver, for its executors",
-    "spark/torch/training.py": "the driver, for its ranks",
+    "packages/spark/hvdkit_spark/job.py": "the driver, for its executors",
+    "packages/spark/hvdkit_spark/rank.py": "the driver, for its ranks",
+    "packages/spark/hvdkit_spark/reports.py": "ranks of run(), through Spark",
+    "packages/spark/hvdkit_spark/common/persistence.py": "who saved an estimator; whoever loads it must trust them",
+    "packages/spark/hvdkit_spark/keras/models.py": "the same, and the driver, for its executors",
+    "packages/spark/hvdkit_spark/keras/training.py": "the driver, for its ranks",
+    "packages/spark/hvdkit_spark/torch/estimator.py": "the driver, for its executors",
+    "packages/spark/hvdkit_spark/torch/training.py": "the driver, for its ranks",
     "launch/run_worker.py": "run(), in a folder of this user alone",
     "launch/run_api.py": "ranks of run(), in a folder of this user alone",
     "tools/compare/recorder/keras_fit.py": "ranks of hvdkit compare, in a folder of this user alone",
@@ -72,6 +72,11 @@ EXECUTING = {
     "tools/compare/recorder/torch_steps.py": "the same",
     "tools/compare/records.py": "the same",
 }
+
+
+def name_of(path: Path) -> str:
+    """The path below hvdkit/, or below the repository for a package."""
+    return path.relative_to(ROOT).as_posix().removeprefix("hvdkit/")
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
@@ -88,7 +93,7 @@ def test_every_socket_that_listens_is_in_the_table_of_contributing() -> None:
         for name, _ in calls(path):
             _, dot, last = name.rpartition(".")
             if last in LISTENING or dot + last in LISTENING or name == "gloo":
-                found.add(path.relative_to(ROOT / "hvdkit").as_posix())
+                found.add(name_of(path))
     assert found - set(NOT_LISTENING) == table
     assert set(NOT_LISTENING) <= found
 
@@ -105,7 +110,7 @@ def test_data_is_executed_only_where_the_job_itself_has_made_it() -> None:
                 or (name == "np.load" and options.get("allow_pickle") == "True")
                 or options.get("shell") == "True"
             ):
-                found.add(path.relative_to(ROOT / "hvdkit").as_posix())
+                found.add(name_of(path))
     assert found == set(EXECUTING)
 
 

@@ -43,7 +43,13 @@ class _Same:
         self._theirs = theirs
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._theirs)
+        try:
+            module = importlib.import_module(self._theirs)
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith("hvdkit_"):
+                raise
+            importlib.import_module(error.name.replace("_", ".", 1))  # raises the error that says what to install
+            raise
         self._spec = module.__spec__
         return module
 

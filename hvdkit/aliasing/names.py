@@ -13,6 +13,9 @@ tensorflow.keras tensorflow.keras.callbacks tensorflow.keras.elastic
 tensorflow.data tensorflow.data.compute_service tensorflow.data.compute_worker
 torch torch.compression torch.elastic torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops
 torch.optimizer torch.sync_batch_norm
+"""
+#: Modules of Horovod's that packages of this project have: hvdkit_ray, hvdkit_spark.
+_IN_PACKAGES = """
 ray
 spark spark.common spark.common.backend spark.common.store spark.runner
 spark.keras spark.keras.estimator spark.torch spark.torch.estimator
@@ -20,9 +23,10 @@ spark.keras spark.keras.estimator spark.torch spark.torch.estimator
 
 #: Horovod's module -> hvdkit's.
 MODULES = {f"horovod.{name}": f"hvdkit.{name}" for name in _SAME.split()} | {
+    **{f"horovod.{name}": f"hvdkit_{name}" for name in _IN_PACKAGES.split()},
     "horovod.runner": "hvdkit.launch.run_api",
-    "horovod.ray.runner": "hvdkit.ray.executor",
-    "horovod.ray.elastic": "hvdkit.ray.executor",
+    "horovod.ray.runner": "hvdkit_ray.executor",
+    "horovod.ray.elastic": "hvdkit_ray.executor",
 }
 
 #: What Horovod has beside these, and hvdkit has not -> the way round. The modules below are meant too.

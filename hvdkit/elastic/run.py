@@ -21,7 +21,7 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
 
     func: the training function; its first argument is the state. It is called after state.sync(), and called again from
     the last commit after each change of the ranks.
-    The ranks can change under `hvdrun --elastic`, with hvdkit.ray.ElasticRayExecutor, and on Horovod's core under
+    The ranks can change under `hvdrun --elastic`, with hvdkit_ray.ElasticRayExecutor, and on Horovod's core under
     `horovodrun --min-np`. Elsewhere the function is called once, after state.sync(), and its exceptions are raised.
     Raises NotInitializedError before init(), and every exception of `func` except HorovodInternalError and
     HostsUpdatedInterrupt in a job whose ranks can change.

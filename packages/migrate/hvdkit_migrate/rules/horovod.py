@@ -14,7 +14,7 @@ from hvdkit_migrate.names import dotted_name
 from hvdkit_migrate.script import last, matches
 
 _GONE = {
-    "horovod.spark.lightning": "call Lightning's Trainer in a function, and start it by hvdkit.spark.run()",
+    "horovod.spark.lightning": "call Lightning's Trainer in a function, and start it by hvdkit_spark.run()",
     "horovod.spark.tensorflow": "tf.data on each rank",
     "horovod.run": "start the script with hvdrun, and call the function on each rank",
     "horovod.runner": "start the script with hvdrun, and call the function on each rank",
@@ -25,6 +25,8 @@ _GONE = {
 _SESSIONS = ("BroadcastGlobalVariablesHook", "broadcast_global_variables")
 #: Modules of hvdkit under Horovod's paths -> what each lists in `__all__`; empty where a module has no such list. Data,
 #: as hvdkit need not be installed where scripts are migrated.
+#: Modules of Horovod's -> the packages that have them.
+_PACKAGES = {"horovod.ray": "hvdkit_ray", "horovod.spark": "hvdkit_spark"}
 _MODULES: dict[str, list[str]] = json.loads(files("hvdkit_migrate").joinpath("hvdkit_names.json").read_text())
 
 
@@ -56,18 +58,35 @@ def _rename(draft: Draft, node: cst.CSTNode, name: cst.CSTNode, module: str, nam
     asked = [module, *(f"{module}.{one}" for one in names)] if module == "horovod" and names else [module]
     for path in asked:
         gone = next((one for one in _GONE if matches(path + ".", [one + "."])), None)
-        target = "hvdkit" + path[len("horovod") :]
+        if module == "horovod" and path in _PACKAGES:
+            write = f"import {_PACKAGES[path]} as {path.rpartition('.')[2]}"
+            draft.breaks(node, f"{path} is the package {_PACKAGES[path]}.", write)
+            return []
+        target = _target(path)
         if gone or (path != "horovod" and target not in _MODULES):
             write = _GONE.get(gone or "", "hvdkit's docs/comparisons/horovod.md lists what there is")
             draft.breaks(node, f"hvdkit has no {path}.", write)
             return []
-    target = "hvdkit" + module[len("horovod") :]
+    target = _target(module)
     known = _MODULES.get(target)
     for one in names:
         if module != "horovod" and known and one not in known and f"{target}.{one}" not in _MODULES:
             draft.breaks(node, f"{target} has no {one}.", _instead(draft, one))
     start = draft.script.span(name)[0]
-    return [Edit(start, start + len("horovod"), "hvdkit")]
+    old = _renamed(module)
+    return [Edit(start, start + len(old), _target(old))]
+
+
+def _renamed(module: str) -> str:
+    """The beginning of a module's name that has another name in hvdkit."""
+    package = ".".join(module.split(".")[:2])
+    return package if package in _PACKAGES else "horovod"
+
+
+def _target(module: str) -> str:
+    """The name in hvdkit of a module of Horovod's."""
+    old = _renamed(module)
+    return _PACKAGES.get(old, "hvdkit") + module[len(old) :]
 
 
 def _instead(draft: Draft, name: str) -> str:
@@ -98,6 +117,9 @@ def _rename_uses(draft: Draft) -> None:
         if above.attr.value == "run":
             path = f"horovod.{above.attr.value}"
             draft.breaks(above, f"hvdkit has no {path}.", _GONE[path])
+        elif f"horovod.{above.attr.value}" in _PACKAGES:
+            package = _PACKAGES[f"horovod.{above.attr.value}"]
+            draft.change(above, "follows the renamed import.", draft.replace(above, package))
         else:
             draft.change(name, "follows the renamed import.", draft.replace(name, "hvdkit"))
 
@@ -107,7 +129,7 @@ def _check_names(draft: Draft) -> None:
     script = draft.script
     for node, name in _uses(draft):
         module, _, own = name.rpartition(".")
-        target = "hvdkit" + module[len("horovod") :]
+        target = _target(module)
         known = _MODULES.get(target)
         if own in _SESSIONS:
             draft.breaks(node, f"{own} is for TensorFlow 1.", _instead(draft, own))

@@ -1,0 +1,361 @@
+"""`RayExecutor`: functions on ranks that are Ray's actors; and `run`, for one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvdkit.errors import LaunchError
+from hvdkit.integrations.ranks import check_call
+from hvdkit.optional_import import optional_import
+from hvdkit_ray.elastic import ElasticWorkers
+from hvdkit_ray.settings import (
+    Demand,
+    Settings,
+    check_env,
+    check_resources,
+    check_settings,
+    plan_elastic,
+    plan_workers,
+    refuse_nics,
+)
+from hvdkit_ray.workers import Workers
+
+ray = optional_import("ray")
+groups = optional_import("ray.util.placement_group")
+
+
+class RayExecutor:
+    """Ranks as Ray's actors, one each: `executor.start()`, then `run` and `execute` as often as wanted, `shutdown()`.
+
+    Names and arguments are Horovod's. It can be used in a `with` statement, which starts it and shuts it down.
+
+    settings: of create_settings(); None for the defaults. num_workers: number of ranks, on as few nodes as possible.
+    num_hosts, num_workers_per_host: in place of that, so many ranks on each of so many nodes. cpus_per_worker,
+    gpus_per_worker: of each rank, the second with use_gpu only; on a node the GPU of a rank is the one with the number
+    of hvd.local_rank(). use_current_placement_group: inside an actor or task that has a placement group (Ray Tune, Ray
+    Train) use that. placement_group: use this one. min_workers, max_workers, reset_limit, elastic_timeout: an elastic
+    job, see ElasticRayExecutor; num_workers and num_hosts are left out then. cooldown_range, override_discovery:
+    accepted, and not used.
+    Raises LaunchError for arguments that contradict each other, MissingDependencyError without Ray.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: float = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: tuple[int, int] | None = None,
+        elastic_timeout: float | None = None,
+        override_discovery: bool = True,
+        *,
+        placement_group: Any = None,
+    ) -> None:
+        self.settings = check_settings(settings)
+        self._use_current, self._group = use_current_placement_group, placement_group
+        self._workers: Workers | ElasticWorkers | None = None
+        self._elastic = min_workers is not None
+        if self._elastic:
+            if num_workers is not None or num_hosts is not None or placement_group is not None:
+                raise LaunchError(
+                    f"min_workers is {min_workers}, which makes the job elastic, and num_workers, num_hosts or "
+                    "placement_group is set too. Leave out these, or min_workers."
+                )
+            self.settings = plan_elastic(self.settings, min_workers, max_workers, reset_limit, elastic_timeout)
+            cpus, gpus = check_resources(cpus_per_worker, use_gpu, gpus_per_worker)
+            self._demand = Demand(self.settings.min_workers, cpus, gpus)
+            return
+        given = {"max_workers": max_workers, "reset_limit": reset_limit, "elastic_timeout": elastic_timeout}
+        if any(value is not None for value in given.values()):
+            raise LaunchError(
+                f"{', '.join(name for name, value in given.items() if value is not None)}: for elastic jobs only. Set "
+                "min_workers too, or leave it out."
+            )
+        self._demand = plan_workers(
+            num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu, gpus_per_worker
+        )
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = Settings.timeout_s,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = Settings.placement_group_timeout_s,
+        nics: Sequence[str] | None = None,
+        *,
+        answer_timeout_s: float = Settings.answer_timeout_s,
+    ) -> Settings:
+        """Return the settings of a job.
+
+        timeout_s: for all workers to start. placement_group_timeout_s: for Ray to place them. ssh_identity_file,
+        ssh_str: accepted, and not used: Ray starts the workers. nics: refused, see the error. answer_timeout_s: a rank
+        whose process gives no sign of life for so long while a function runs (it is stopped, say) is lost.
+        """
+        refuse_nics(nics)
+        return Settings(timeout_s, placement_group_timeout_s, answer_timeout_s)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of ranks; of an elastic job, the least number."""
+        return self._demand.workers
+
+    @property
+    def workers(self) -> list[Any]:
+        """The actors, by rank; [] before start() and after shutdown()."""
+        return list(self._workers.actors) if isinstance(self._workers, Workers) else []
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the workers, and on each an object of a class.
+
+        executable_cls: the class of what execute() gives to functions; None for no object. extra_env_vars: set before
+        the workers' Python starts.
+        Raises LaunchError, with nothing left behind, if workers are not there within the settings' time limits, and
+        what executable_cls() raises.
+        """
+        if self._workers is not None:
+            raise LaunchError("start() was called before. Call shutdown() first.")
+        _connect_to_ray()
+        env = check_env(extra_env_vars)
+        if self._elastic:
+            if executable_cls is not None:
+                raise LaunchError(
+                    "executable_cls is for jobs with a fixed number of workers. In an elastic job make the object in "
+                    "the function that run() calls."
+                )
+            self._workers = ElasticWorkers(self._demand, self.settings, env, inside=self._use_current)
+            return
+        given = self._group
+        if given is None and self._use_current:
+            given = groups.get_current_placement_group()
+        self._workers = workers = Workers(self._demand, self.settings, given, env)
+        try:
+            start = (executable_cls, list(executable_args or ()), dict(executable_kwargs or {}))
+            workers.collect([actor.start_executable.remote(*start) for actor in workers.actors])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Return what fn(*args, **kwargs) returns on each rank, by rank.
+
+        The function calls hvd.init(). The ranks stay connected for the next call, unless it calls hvd.shutdown().
+        callbacks: refused, see the error.
+        Raises RankLostError, which names it, if an actor dies or gives no sign of life for answer_timeout_s: all
+        workers are ended then, and the executor can be started again. Raises what the function raises on a rank; the
+        ranks are a new world then.
+        """
+        _refuse_callbacks(callbacks)
+        return self.call(_make_call(fn, args, kwargs), last=False)
+
+    def call(self, call: Callable[[Any], Any], *, last: bool) -> list[Any]:
+        """Return what call(object) returns on each rank, by rank. last: the ranks leave their world after it."""
+        workers = self._started("run")
+        if isinstance(workers, ElasticWorkers):
+            self._workers = None  # they end with this call
+            return workers.run(call)
+        return self._collect(workers, [actor.execute.remote(call, last) for actor in workers.actors])
+
+    def run_remote(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """As run(), but return Ray's references at once, by rank: `ray.get()` waits for them.
+
+        Nobody looks after the ranks meanwhile: if one dies, call shutdown(). Not in an elastic job.
+        """
+        _refuse_callbacks(callbacks)
+        call = _make_call(fn, args, kwargs)
+        return [actor.execute.remote(call) for actor in self._fixed("run_remote").actors]
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Any] | None = None) -> list[Any]:
+        """Return what fn(object) returns on each rank, by rank. start() has made the object. Raises as run()."""
+        _refuse_callbacks(callbacks)
+        self._fixed("execute")
+        return self.call(fn, last=False)
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Return what fn(object) returns on rank 0. Raises as run()."""
+        workers = self._fixed("execute_single")
+        return self._collect(workers, [workers.actors[0].execute.remote(fn)])[0]
+
+    def shutdown(self) -> None:
+        """End the workers, and remove the placement group that was made for them; harmless if done before."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
+
+    def __enter__(self) -> RayExecutor:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _collect(self, workers: Workers, refs: Sequence[Any]) -> list[Any]:
+        try:
+            return workers.collect(refs)
+        except KeyboardInterrupt:
+            self.shutdown()
+            raise
+        finally:
+            if not workers.actors:
+                self._workers = None
+
+    def _started(self, call: str) -> Workers | ElasticWorkers:
+        if self._workers is None:
+            raise LaunchError(
+                f"{call}() was called before start(), or after the workers were ended. Call start() first."
+            )
+        return self._workers
+
+    def _fixed(self, call: str) -> Workers:
+        workers = self._started(call)
+        if isinstance(workers, ElasticWorkers):
+            raise LaunchError(f"{call}() is not for elastic jobs, whose workers change. Use run().")
+        return workers
+
+
+class ElasticRayExecutor:
+    """Ranks that come and go: `executor.start()`, then `executor.run(fn)` with a function that uses hvd.elastic.run.
+
+    If an actor or a node dies, the other ranks go on from the last commit, in the same processes. Ray is asked for
+    actors up to the largest number all the time; when it has room for one, the training takes it in at its next commit.
+    Names and arguments are Horovod's.
+
+    settings: of create_settings(); None for the defaults. use_gpu, cpus_per_slot, gpus_per_slot: of each rank.
+    env_vars: set before the workers' Python starts. override_discovery: accepted, and not used: Ray knows its nodes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        use_gpu: bool = False,
+        cpus_per_slot: float = 1,
+        gpus_per_slot: float | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        override_discovery: bool = True,
+    ) -> None:
+        self.settings = check_settings(settings)
+        self._env = env_vars
+        self._executor = RayExecutor(
+            self.settings,
+            cpus_per_worker=cpus_per_slot,
+            use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_slot,
+            min_workers=self.settings.min_workers,
+        )
+
+    @staticmethod
+    def create_settings(
+        min_num_proc: int = 1,
+        max_num_proc: int | None = None,
+        reset_limit: int | None = None,
+        elastic_timeout: float = Settings.elastic_timeout,
+        timeout_s: float = Settings.timeout_s,
+        ssh_identity_file: str | None = None,
+        nics: Sequence[str] | None = None,
+        min_np: int | None = None,
+        max_np: int | None = None,
+        **kwargs: Any,
+    ) -> Settings:
+        """Return the settings of an elastic job.
+
+        min_num_proc, max_num_proc (before: min_np, max_np): number of ranks; without a largest number, as many as the
+        nodes have room for. reset_limit: how often the ranks may change before the job fails. elastic_timeout: seconds
+        that a change may take, and that the job waits for enough workers. timeout_s: for the first ones to start, and
+        for each to call hvd.init() where others wait for it.
+        ssh_identity_file, and verbose of kwargs: accepted, and not used. nics, other kwargs: refused, see the error.
+        """
+        refuse_nics(nics)
+        if unknown := sorted(kwargs.keys() - {"verbose"}):
+            raise LaunchError(f"{', '.join(unknown)}: no setting of an elastic job on Ray. Leave it out.")
+        least, most = min_np if min_np is not None else min_num_proc, max_np if max_np is not None else max_num_proc
+        return plan_elastic(Settings(timeout_s), least, most, reset_limit, elastic_timeout)
+
+    def start(self) -> None:
+        """Ask Ray for the workers; returns at once. Raises LaunchError if it was called before."""
+        self._executor.start(extra_env_vars=self._env)
+
+    def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Any] | None = None) -> list[Any]:
+        """Return what worker_fn() returns on each rank of the last world, by rank; all workers are ended then, and
+        start() may be called again.
+
+        callbacks: refused, see the error.
+        Raises LaunchError if too few workers have come in time, RankLostError if too few are left, if none is left that
+        has the last commit or if the reset limit is reached, and what the function raises on a rank.
+        """
+        return self._executor.run(worker_fn, callbacks=callbacks)
+
+    def shutdown(self) -> None:
+        """End the workers; harmless if done before."""
+        self._executor.shutdown()
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_workers: int | None = None,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Call fn(*args, **kwargs) on each of `num_workers` ranks, and return what each returned, by rank.
+
+    For a script or notebook that uses Ray, or a job of `ray job submit`. Connects to Ray if nothing has yet: to the
+    cluster of RAY_ADDRESS, or to a new one on this machine. Workers and placement group are gone when it returns.
+    env: variables of the workers. options: other arguments of RayExecutor, such as num_hosts, use_gpu, settings, or
+    min_workers for an elastic job.
+    Raises what RayExecutor.start() and run() raise.
+    """
+    call = _make_call(fn, args, kwargs)
+    executor = RayExecutor(num_workers=num_workers, **options)
+    try:
+        executor.start(extra_env_vars=env)
+        return executor.call(call, last=True)
+    finally:
+        executor.shutdown()
+
+
+def _refuse_callbacks(callbacks: Sequence[Any] | None) -> None:
+    if callbacks:
+        raise LaunchError(
+            "callbacks are not supported: they need Horovod's ray_logger. Return the values from the function, or send "
+            "them to an actor of your own."
+        )
+
+
+def _make_call(
+    fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> Callable[[Any], Any]:
+    positional, named = check_call(fn, args, kwargs)
+    return lambda _: fn(*positional, **named)
+
+
+def _connect_to_ray() -> None:
+    if not ray.is_initialized():
+        ray.init()

@@ -1,0 +1,79 @@
+"""The Spark application of this process: its context, and how many tasks it can run at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hvdkit.errors import LaunchError
+from hvdkit.log import logger
+from hvdkit.optional_import import optional_import
+from hvdkit.transport.addresses import is_loopback
+
+_PAUSE_S = 0.5
+_SAY_AFTER_S = 5.0
+_UNREACHABLE_S = 30.0  # for executors of a driver that only its own host reaches
+
+
+def find_context() -> Any:
+    """The active SparkContext. Raises LaunchError if there is none, or one in which no barrier stage can run."""
+    context = optional_import("pyspark").SparkContext._active_spark_context
+    if context is None:
+        raise LaunchError(
+            "There is no active SparkContext in this process. Create one first: SparkSession.builder.getOrCreate(). A "
+            "session of Spark Connect has none, because its driver is elsewhere: run this code on the driver."
+        )
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        raise LaunchError(
+            "The ranks are tasks of a barrier stage, which Spark does not run with dynamic allocation. Start Spark "
+            "with spark.dynamicAllocation.enabled=false."
+        )
+    return context
+
+
+def count_slots(context: Any) -> int:
+    """The number of tasks that run at the same time on the executors that are registered now."""
+    scala = context._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def describe_loopback(driver: str, master: str) -> str:
+    """Why executors on other hosts do not come, and the cure; "" where all run here, or the driver can be reached.
+
+    driver: spark.driver.host.
+    """
+    if master.startswith("local") or not (driver in ("localhost", "::1", "[::1]") or is_loopback(driver)):
+        return ""
+    return (
+        f" spark.driver.host is {driver!r}, which is each host's own address, so executors on other hosts do not find "
+        "the driver. Start Spark with spark.driver.host=ADDRESS, by which all executors reach the driver, and "
+        "spark.driver.bindAddress=0.0.0.0 if this host does not have that address itself."
+    )
+
+
+def wait_for_slots(
+    count: Callable[[], int], least: int, wanted: int, timeout_s: float, settle_s: float = 0.0, unreachable: str = ""
+) -> int:
+    """Wait until there are slots for `wanted` ranks, or for `least` if there are no more after settle_s.
+
+    count: the slots that there are now. unreachable: see describe_loopback(); with it the wait is 30 s at most.
+    Returns the number of ranks. Raises LaunchError after timeout_s.
+    """
+    began, told = time.monotonic(), False
+    if unreachable:
+        timeout_s = min(timeout_s, max(_UNREACHABLE_S, settle_s))
+    while True:
+        slots, waited_s = count(), time.monotonic() - began
+        if slots >= wanted or (slots >= least and waited_s >= settle_s):
+            return min(slots, wanted)
+        if waited_s >= timeout_s:
+            raise LaunchError(
+                f"{least} ranks need {least} tasks at the same time, but the executors of this Spark application have "
+                f"room for {slots} (cores of all executors, divided by spark.task.cpus), after {waited_s:.0f} s. Lower "
+                f"num_proc, or start more executors.{unreachable}"
+            )
+        if waited_s >= _SAY_AFTER_S and not told:
+            logger.warning("waiting for executors: %d ranks, room for %d.%s", least, slots, unreachable)
+            told = True
+        time.sleep(_PAUSE_S)
