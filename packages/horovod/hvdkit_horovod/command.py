@@ -9,9 +9,9 @@ from pathlib import Path
 from hvdkit.config import read_environment
 from hvdkit.errors import BuildError
 from hvdkit.launch.cli.numbers import count
-from hvdkit_horovod.build.plan import HOROVOD, Plan, build_environment, build_plan, check_site
-from hvdkit_horovod.build.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
-from hvdkit_horovod.build.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
+from hvdkit_horovod.builder.plan import HOROVOD, Plan, build_environment, build_plan, check_site
+from hvdkit_horovod.builder.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
+from hvdkit_horovod.builder.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
 
 _EXPLANATION = f"""\
 Build Horovod {HOROVOD}, the last release, for the installed torch and TensorFlow, and install it. The unchanged release

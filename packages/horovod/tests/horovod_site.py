@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hvdkit.tools.installed import Frameworks
-from hvdkit_horovod.build.plan import Plan, build_plan
-from hvdkit_horovod.build.site import PACKAGES, MpiCompiler, Site
+from hvdkit_horovod.builder.plan import Plan, build_plan
+from hvdkit_horovod.builder.site import PACKAGES, MpiCompiler, Site
 
 XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 # What Horovod 0.28.1 has in these files, as far as it matters.

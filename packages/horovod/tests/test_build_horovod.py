@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hvdkit.errors import BuildError
 from hvdkit.tools.cuda_toolkit import GpuTools, Nccl, find_gpu_tools
 from hvdkit.tools.installed import Frameworks, parse_numbers, parse_torch_cuda
-from hvdkit_horovod.build.plan import (
+from hvdkit_horovod.builder.plan import (
     HOROVOD,
     build_environment,
     build_plan,
@@ -26,8 +26,8 @@ from hvdkit_horovod.build.plan import (
     choose_standard,
     list_patches,
 )
-from hvdkit_horovod.build.site import MpiCompiler
-from hvdkit_horovod.build.wheel import Cache, apply_patches, link_libraries, open_cache
+from hvdkit_horovod.builder.site import MpiCompiler
+from hvdkit_horovod.builder.wheel import Cache, apply_patches, link_libraries, open_cache
 
 
 def read_standard(tree: Path, file: str) -> int:

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import BuildError
-from hvdkit_horovod.build.plan import HOROVOD, Plan
-from hvdkit_horovod.build.wheel import (
+from hvdkit_horovod.builder.plan import HOROVOD, Plan
+from hvdkit_horovod.builder.wheel import (
     Cache,
     build_wheel,
     compile_wheel,
@@ -138,7 +138,7 @@ def test_an_interrupted_build_leaves_no_process_and_no_files(tmp_path: Path, her
     path = archive(tmp_path, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {compiler!r}])\n")
     program = (
         f"import os\nfrom pathlib import Path\nfrom horovod_site import plan_of\n"
-        f"from hvdkit_horovod.build.wheel import Cache, compile_wheel\n"
+        f"from hvdkit_horovod.builder.wheel import Cache, compile_wheel\n"
         f"plan = plan_of(environ=dict(os.environ), cmake='', compiler='', mpi=None, prefix={sys.prefix!r})\n"
         f"compile_wheel(plan, Path({str(path)!r}), Cache(Path({str(tmp_path / 'cache')!r})))\n"
     )

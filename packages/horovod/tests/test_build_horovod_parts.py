@@ -21,10 +21,10 @@ from horovod_site import EVERYTHING, plan_of
 from hvdkit import cli
 from hvdkit.tools.doctor.collect.probes import programs
 from hvdkit_horovod import command
-from hvdkit_horovod.build import site
-from hvdkit_horovod.build.plan import build_plan, check_site
-from hvdkit_horovod.build.site import Site
-from hvdkit_horovod.build.wheel import Cache
+from hvdkit_horovod.builder import site
+from hvdkit_horovod.builder.plan import build_plan, check_site
+from hvdkit_horovod.builder.site import Site
+from hvdkit_horovod.builder.wheel import Cache
 
 # missing parts --------------------------------------------------------------------------------------------------------
 

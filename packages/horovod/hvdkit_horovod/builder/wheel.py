@@ -21,8 +21,8 @@ from types import FrameType
 
 from hvdkit.errors import BuildError
 from hvdkit.launch.process import describe_status, kill_group, run_program
-from hvdkit_horovod.build.plan import HOROVOD, Patch, Plan, build_environment
 from hvdkit.tools.doctor.collect.probes import probe_argv
+from hvdkit_horovod.builder.plan import HOROVOD, Patch, Plan, build_environment
 
 #: The hash of the archive on PyPI.
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"

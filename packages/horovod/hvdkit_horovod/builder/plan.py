@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdkit_horovod.build.site import INSTALL_COMPILER, INSTALL_MPI, Missing, Site
 from hvdkit.tools.cuda_toolkit import GpuTools, find_lacks
 from hvdkit.tools.installed import Frameworks, parse_numbers
+from hvdkit_horovod.builder.site import INSTALL_COMPILER, INSTALL_MPI, Missing, Site
 
 #: The last release of Horovod, for which the patches are.
 HOROVOD = "0.28.1"
