@@ -25,6 +25,7 @@ from .host_info import (
     probe_host,
     read_interfaces,
 )
+from .input_pipe import InputPipe
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
@@ -53,6 +54,7 @@ class Agent:
         self.child: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
         self.terminal: int | None = None
+        self.input = InputPipe() if control is not None and identity.rank == 0 else None
         self.stack_requests: list[tuple[bytes, StackCollector]] = []  # from hvdrun, not answered yet
         self.output_closed = False  # the output cannot be passed on any more
         self.channel: socket.socket | None = None  # to the rank, see hvdkit.launcher_channel
@@ -94,6 +96,8 @@ class Agent:
         threads, cpus = variables["OMP_NUM_THREADS"], format_cpus(share.cpus)
         start = {"pid": self.child.pid, "threads": threads, "cpus": cpus, "bound": share.bound}
         self._send(wire.START, json.dumps(start).encode())
+        if self.input is not None:
+            self._send(wire.STDIN, b"")
         self._execute(self.early_frames)
         self._relay(wake)
         end_session(self.child.pid)  # what the command has left behind, in whatever process group
@@ -152,6 +156,7 @@ class Agent:
                 self.child = subprocess.Popen(
                     command,
                     env=variables,
+                    stdin=self._choose_stdin(),
                     stdout=targets[0],
                     stderr=targets[1],
                     start_new_session=True,
@@ -165,9 +170,15 @@ class Agent:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"
         finally:
-            for target in set(targets):
+            for target in {*targets, *([self.input.source] if self.input is not None else [])}:
                 os.close(target)
         return None
+
+    def _choose_stdin(self) -> int | None:
+        """The command's stdin: hvdrun's on rank 0, nothing on other ranks; without hvdrun, what the launcher gives."""
+        if self.input is not None:
+            return self.input.source
+        return subprocess.DEVNULL if self.control is not None else None
 
     def _add_stream(self, source: int, kind: bytes, *, live: bool) -> None:
         self.streams.append(Stream(source, kind, Prefixer(self.shown_prefix, terminal=live), live=live, log=self.log))
@@ -185,7 +196,11 @@ class Agent:
         while True:
             held = any(stream.held_since for stream in sources.values())
             busy = held or drain_until or self.kill_at or self.stack_requests
+            if self.input is not None:
+                self.input.register(poll)
             ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
+            if self.input is not None and self.input.write(ready):
+                self._send(wire.STDIN, b"")
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
@@ -269,6 +284,8 @@ class Agent:
                 self._pass_on(signal.SIGTERM)
             elif kind == wire.ASK:
                 self.stack_requests.append((payload, StackCollector(self.child.pid)))
+            elif kind == wire.STDIN and self.input is not None:
+                self.input.feed(payload)
             elif kind == wire.EVENT and self.channel is not None:
                 with contextlib.suppress(OSError):  # it has ended, or does not listen
                     self.channel.send(payload, socket.MSG_DONTWAIT)

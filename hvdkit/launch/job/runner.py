@@ -24,6 +24,7 @@ from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_outp
 from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.launch.job.standard_input import StandardInput
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
@@ -41,7 +42,7 @@ class Runner:
     """One job from its start to its end.
 
     build: makes the launch; takes the variables that lead the agents to hvdrun, and the job's directory. interruption:
-    see run_once.
+    see run_once. stdin: for rank 0.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Runner:
         job: Job,
         output: Output,
         interruption: Interruption,
+        stdin: StandardInput | None = None,
     ) -> None:
         self.job, self.output = job, output
         self._interruption = interruption
         self.ranks = Ranks(job.ranks)
         self._build = build
-        self._control = ControlServer(self.ranks, self._write, elastic=job.elastic)
+        self._control = ControlServer(self.ranks, self._write, elastic=job.elastic, stdin=stdin)
         self._changed = self._control.changed
         self._queries = QueryServer(self._describe, self._control.take_stacks)
         self._metrics = MetricsServer(self.ranks, self._describe)
@@ -143,7 +145,7 @@ class Runner:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,
                 env=environ,
-                stdin=asyncio.subprocess.DEVNULL if os.isatty(0) else None,
+                stdin=asyncio.subprocess.DEVNULL,  # rank 0 has hvdrun's by its agent
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
