@@ -11,7 +11,7 @@ from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
 from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss
 
-_CHECK_HOSTS = "Check the hosts: run `hvdkit doctor` with the same options for hosts (-H, --hostfile, -p)"
+_FILES, _FILES_OF_A_RANK = 64, 8  # that a launcher opens, with some to spare
 
 
 class Outcome(enum.Enum):
@@ -22,7 +22,7 @@ class Outcome(enum.Enum):
     INTERRUPTED = "hvdrun received a signal"
     REFUSED = "the ranks that registered are not the job that was asked for"
     MISSING_RANKS = "not all ranks started"
-    RANK_DIED = "a rank was killed or lost, or mpirun ended; the other ranks may have saved"
+    RANK_DIED = "a rank was killed or lost, or the launcher ended; the other ranks may have saved"
     FAILED = "the program ended with an error"
 
 
@@ -32,14 +32,26 @@ class JobResult:
 
     code: int
     lines: tuple[str, ...] = ()  # for the user; () if the job succeeded
-    show_launcher: bool = False  # the output of mpirun is needed to understand it
+    show_launcher: bool = False  # the output of the launcher is needed to understand it
     outcome: Outcome = Outcome.FAILED
+
+
+def advise(ranks: int, *, local: bool, files: int) -> str:
+    """Advise what to check when ranks have not started. local: all on this machine. files: that may be open here."""
+    wanted = _FILES + _FILES_OF_A_RANK * ranks
+    if local and files < wanted:
+        return f"Only {files} files may be open at once here; allow {wanted} or more: ulimit -n {max(1024, wanted)}"
+    if local:
+        return "Check this machine: run `hvdkit doctor`"
+    return "Check the hosts: run `hvdkit doctor` with hvdrun's options for hosts, if any (-H, --hostfile, -p)"
 
 
 def conclude(
     ranks: Ranks,
     status: int,
     *,
+    launcher: str = "mpirun",
+    advice: str = "Run `hvdkit doctor`",
     interrupted: int = 0,
     refused: str = "",
     late_s: float = 0.0,
@@ -48,9 +60,10 @@ def conclude(
     together: bool = False,
     shows: Callable[[int], bool] = lambda rank: True,
 ) -> JobResult:
-    """Conclude how a job ended from the agents' reports and mpirun's exit status.
+    """Conclude how a job ended from the agents' reports and the launcher's exit status.
 
     status: negative for a signal, as in subprocess.
+    launcher: its program. advice: see advise().
     interrupted: the signal that hvdrun received; 0 for none.
     refused: why the job was not started; "" if it was.
     late_s: the time limit for ranks to start, if it has passed; else 0.
@@ -77,7 +90,7 @@ def conclude(
         started = ", ".join(dict.fromkeys(host for _, host in sorted(ranks.hosts.items()))) or "none"
         line = (
             f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts on which ranks started: "
-            f"{started}. {_CHECK_HOSTS}, or give them more time (--start-timeout)."
+            f"{started}. {advice}, or give them more time (--start-timeout)."
         )
         return JobResult(2, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
     altered = sorted(rank for rank, state in ranks.states.items() if state.tampering)
@@ -89,19 +102,19 @@ def conclude(
     lost, failures = ranks.lost, ranks.failures
     only_lost = bool(lost) and not any(end.failed for end in ranks.ended.values())
     if only_lost and len(lost) > 1 and len(lost) + len(ranks.ended) == len(ranks.expected):
-        return _died(code, f"mpirun ended all ranks, with status {code}.")
+        return _died(code, f"{launcher} ended all ranks, with status {code}.")
     if failures and not (only_lost and missing):
         return _blame(ranks, failures, code, logs, lambda rank, end: shows(rank) and (together or end.tail_of_stderr))
     if ranks.succeeded:
         if code == 0 or ranks.left_behind:
             return JobResult(0, outcome=Outcome.SUCCEEDED)
-        line = f"every rank ended with exit code 0, but mpirun ended with status {code}."
+        line = f"every rank ended with exit code 0, but {launcher} ended with status {code}."
         return JobResult(code, (line,), show_launcher=True)
     if missing:
-        line = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started. {_CHECK_HOSTS}."
+        line = f"{launcher} ended with status {code} before {_name(missing)} of {ranks.size} had started. {advice}."
         return JobResult(code or 1, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
     unfinished = sorted(rank for rank, end in ranks.ended.items() if end.ended_by)
-    return _died(code, f"mpirun ended the job with status {code}; {_name(unfinished)} had not finished.")
+    return _died(code, f"{launcher} ended the job with status {code}; {_name(unfinished)} had not finished.")
 
 
 def conclude_without_output(error: OSError, ranks: int) -> JobResult:

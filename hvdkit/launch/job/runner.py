@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -20,11 +21,12 @@ from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_output
+from hvdkit.launch.job.outcome import JobResult, advise, conclude, conclude_without_output
 from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.job.standard_input import StandardInput
+from hvdkit.launch.job.stopped import LOOK_S, StoppedProcesses
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
@@ -62,6 +64,9 @@ class Runner:
         self._queries = QueryServer(self._describe, self._control.take_stacks)
         self._metrics = MetricsServer(self.ranks, self._describe)
         self._survivors = Survivors(self.ranks, self._control, job, self._plan_orders, output.say)
+        self._stopped = StoppedProcesses(
+            self.ranks, output.say, local=job.local, agents_may_stop_s=self._survivors.hang_timeout_s
+        )
         self._init_watchdog = InitWatchdog(
             self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
         )
@@ -69,6 +74,7 @@ class Runner:
         self._since = time.time()
         self._started = self._ending = self._late = self._failed = False
         self._refused = ""
+        self._launcher = "mpirun"
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=job.verbose, wanted=lambda: not self._ending and not self.ranks.failures
@@ -123,6 +129,8 @@ class Runner:
         return conclude(
             self.ranks,
             status,
+            launcher=self._launcher,
+            advice=advise(self.job.ranks, local=self.job.local, files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
             interrupted=self._interruption.number,
             refused=self._refused,
             late_s=self.job.start_timeout_s if self._late else 0.0,
@@ -140,6 +148,7 @@ class Runner:
         environ = {**self.job.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
+        self._launcher = os.path.basename(launch.argv[0])
         reaper = SessionReaper(_ESCALATION, folder.path, folder.lock)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -183,6 +192,7 @@ class Runner:
             if not self._started and not self._await_registrations(start_by):
                 return
             self._survivors.check()
+            self._stopped.check(self._launcher, self._session)
             self._init_watchdog.check()
             if self._init_watchdog.given_up:
                 return
@@ -226,7 +236,7 @@ class Runner:
         changed = asyncio.create_task(self._changed.wait())
         limits = [
             None if self._started else start_by - asyncio.get_running_loop().time(),
-            _CHECK_S if self._survivors.hang_timeout_s else None,
+            _CHECK_S if self._survivors.hang_timeout_s else LOOK_S,
             self._init_watchdog.left_s(),
         ]
         timeout = min((limit for limit in limits if limit is not None), default=None)
