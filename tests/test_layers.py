@@ -109,6 +109,7 @@ EXCEPTIONS = {
 
 MAY_READ_ENVIRONMENT = (
     "config.py",
+    "engine/child_processes.py",
     "world.py",
     "launch/agent/",
     "startup/",
@@ -120,13 +121,15 @@ MAY_READ_ENVIRONMENT = (
 )
 #: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
 #: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES. The fourth makes a rank of a process that
-#: runs already, the last acts before Keras reads KERAS_BACKEND in a Python worker of Spark.
+#: runs already, the fifth acts before Keras reads KERAS_BACKEND in a Python worker of Spark. The last marks a rank for
+#: the processes that it starts.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "engine/horovod/start.py",
     "wrap/environment.py",
     "integrations/ranks.py",
     "spark/common/keras_backend.py",
+    "engine/child_processes.py",
 )
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 

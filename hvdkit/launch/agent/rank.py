@@ -29,7 +29,17 @@ from .input_pipe import InputPipe
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
-from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, colour_prefix, open_terminal, set_window, write_all
+from .stream import (
+    HOLD_S,
+    LINE_BYTES,
+    Log,
+    Prefixer,
+    Stream,
+    format_prefix,
+    open_terminal,
+    set_window,
+    write_all,
+)
 from .wire import ControlConnection, HvdrunLost
 
 KILL_AFTER_S = 2.0  # after SIGTERM
@@ -75,10 +85,9 @@ class Agent:
         self.elastic = survivors_continue(environ)
         local_size = int(orders.get("local_size", self.identity.local_size))
         one_host = orders.get("one_host", local_size in (0, self.identity.size))
-        if environ.get("HVDKIT_PREFIX") != "0":  # see hvdrun --no-prefix
-            where = "" if one_host else f" {self.identity.host}"
-            self.prefix = f"[{self.identity.rank}{where}] ".encode()
-            self.shown_prefix = colour_prefix(self.prefix, self.identity.rank, environ.get("HVDKIT_PREFIX", ""))
+        host = "" if one_host else self.identity.host
+        wish = environ.get("HVDKIT_PREFIX", "")
+        self.prefix, self.shown_prefix = format_prefix(self.identity.rank, host, wish)
         reaper = SessionReaper()  # launchers kill agents, and cannot know what the agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
         variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
@@ -97,7 +106,7 @@ class Agent:
         start = {"pid": self.child.pid, "threads": threads, "cpus": cpus, "bound": share.bound}
         self._send(wire.START, json.dumps(start).encode())
         if self.input is not None:
-            self._send(wire.STDIN, b"")
+            self._send(wire.STDIN)
         self._execute(self.early_frames)
         self._relay(wake)
         end_session(self.child.pid)  # what the command has left behind, in whatever process group
@@ -138,6 +147,8 @@ class Agent:
     ) -> tuple[int, str] | None:
         """Start the command on its CPUs; returns (exit code, what is wrong) if it cannot be."""
         targets = [-1, -1]
+        # hvdrun's on rank 0, nothing on other ranks; without hvdrun, what the launcher gives
+        source = self.input.source if self.input else subprocess.DEVNULL if self.control else None
         if window is not None:
             rows, columns, both = window
             columns -= len(self.prefix)
@@ -149,14 +160,14 @@ class Agent:
             self._add_stream(self.terminal, wire.STDOUT, live=True)
         for number, kind in enumerate((wire.STDOUT, wire.STDERR)):
             if targets[number] < 0:
-                source, targets[number] = os.pipe()
-                self._add_stream(source, kind, live=False)
+                output, targets[number] = os.pipe()
+                self._add_stream(output, kind, live=False)
         try:
             with bind(share) as prevented:
                 self.child = subprocess.Popen(
                     command,
                     env=variables,
-                    stdin=self._choose_stdin(),
+                    stdin=source,
                     stdout=targets[0],
                     stderr=targets[1],
                     start_new_session=True,
@@ -170,15 +181,9 @@ class Agent:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"
         finally:
-            for target in {*targets, *([self.input.source] if self.input is not None else [])}:
+            for target in {*targets, *([self.input.source] if self.input else [])}:
                 os.close(target)
         return None
-
-    def _choose_stdin(self) -> int | None:
-        """The command's stdin: hvdrun's on rank 0, nothing on other ranks; without hvdrun, what the launcher gives."""
-        if self.input is not None:
-            return self.input.source
-        return subprocess.DEVNULL if self.control is not None else None
 
     def _add_stream(self, source: int, kind: bytes, *, live: bool) -> None:
         self.streams.append(Stream(source, kind, Prefixer(self.shown_prefix, terminal=live), live=live, log=self.log))
@@ -200,7 +205,7 @@ class Agent:
                 self.input.register(poll)
             ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
             if self.input is not None and self.input.write(ready):
-                self._send(wire.STDIN, b"")
+                self._send(wire.STDIN)
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
@@ -351,7 +356,7 @@ class Agent:
     def _say(self, text: str) -> None:
         self._emit(wire.STDERR, self.prefix + f"hvdkit: {text}\n".encode())
 
-    def _send(self, kind: bytes, payload: bytes) -> None:
+    def _send(self, kind: bytes, payload: bytes = b"") -> None:
         if self.control is not None:
             try:
                 self.control.send(kind, payload)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
+from hvdkit.launch.agent.stream import format_prefix
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
@@ -67,6 +68,7 @@ class Runner:
         self._stopped = StoppedProcesses(
             self.ranks, output.say, local=job.local, agents_may_stop_s=self._survivors.hang_timeout_s
         )
+        output.prefix_of = self._format_prefix
         self._init_watchdog = InitWatchdog(
             self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
         )
@@ -74,7 +76,7 @@ class Runner:
         self._since = time.time()
         self._started = self._ending = self._late = self._failed = False
         self._refused = ""
-        self._launcher = "mpirun"
+        self._launcher, self._prefixes = "mpirun", ""
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=job.verbose, wanted=lambda: not self._ending and not self.ranks.failures
@@ -148,6 +150,7 @@ class Runner:
         environ = {**self.job.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
+        self._prefixes = launch.variables.get("HVDKIT_PREFIX", "")
         self._launcher = os.path.basename(launch.argv[0])
         reaper = SessionReaper(_ESCALATION, folder.path, folder.lock)
         try:
@@ -295,6 +298,12 @@ class Runner:
         self.output.write(rank, is_stderr, data)
         if self.output.broken:
             self._changed.set()
+
+    def _format_prefix(self, rank: int) -> bytes:
+        """Write the prefix of a rank's lines, as its agent does."""
+        order = self._control.orders.get(rank, {})
+        host = "" if order.get("one_host", True) else self.ranks.states[rank].host
+        return format_prefix(rank, host, self._prefixes)[1]
 
     def _describe(self) -> dict[str, object]:
         """Describe this job for `hvdkit stacks` and other commands."""
