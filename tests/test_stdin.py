@@ -156,7 +156,8 @@ def test_over_tcp_a_rank_that_does_not_read_is_ended_with_its_input_unread(tmp_p
             control.release({0: {"variables": {}, "cores": {}}})
             writing = asyncio.to_thread(os.write, target, b"x" * (1 << 16))
             await writing
-            await asyncio.to_thread(wait_until, lambda: (tmp_path / "got").exists())
+            got = tmp_path / "got"
+            await asyncio.to_thread(wait_until, lambda: got.exists() and got.stat().st_size == 3)
             control.send(0, wire.STOP)
             await control.changed.wait_until(lambda: bool(ranks.ended), 30)
             assert ranks.ended[0].ended_by

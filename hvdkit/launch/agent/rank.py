@@ -29,17 +29,7 @@ from .input_pipe import InputPipe
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
-from .stream import (
-    HOLD_S,
-    LINE_BYTES,
-    Log,
-    Prefixer,
-    Stream,
-    format_prefix,
-    open_terminal,
-    set_window,
-    write_all,
-)
+from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, format_prefix, open_terminal, set_window, write_all
 from .wire import ControlConnection, HvdrunLost
 
 KILL_AFTER_S = 2.0  # after SIGTERM
@@ -284,6 +274,8 @@ class Agent:
             if kind == wire.STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
                 self._end_rank(wire.ENDED_BY_HVDRUN)
             elif number is not None:
+                if number == signal.SIGINT:
+                    self.ended_by = self.ended_by or wire.ENDED_BY_HVDRUN
                 self._pass_on(number)
             elif kind == wire.SAVE and catches(self.child.pid, signal.SIGTERM):
                 self._pass_on(signal.SIGTERM)
@@ -328,9 +320,11 @@ class Agent:
     def _pass_on(self, number: signal.Signals) -> None:
         """Send the command a signal; and what it has started too, unless it has a handler and so its own idea of that.
 
-        A training that is to save cannot do without the processes that load its data.
+        A training that is to save cannot do without the processes that load its data. SIGINT comes to all of them, as
+        from a terminal: a shell has a handler, and waits for what it has started.
         """
-        if self.child is not None and self.child.returncode is None and catches(self.child.pid, number):
+        running = self.child is not None and self.child.returncode is None
+        if self.child is not None and running and number != signal.SIGINT and catches(self.child.pid, number):
             self.child.send_signal(number)
         else:
             self._signal_group(number)

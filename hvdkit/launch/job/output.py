@@ -205,7 +205,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """Whether hvdrun was asked to end the job, and how.
 
-    number: the first signal; 0 for none. hurried: by another one than SIGTERM, which schedulers send more than once.
+    number: the first signal; 0 for none. hurried: ranks get no time, because of SIGHUP or of a second signal; not of
+    SIGTERM after SIGTERM, which schedulers send more than once.
     on_signal: called after each. output: a write to it that waits for a reader does not keep hvdrun from ending.
     """
 
@@ -234,7 +235,8 @@ class Interruption:
                 loop.remove_signal_handler(number)
 
     def _record(self, number: signal.Signals) -> None:
-        self.hurried = self.hurried or number != signal.SIGTERM
+        again = self.number != 0 and (self.number, number) != (signal.SIGTERM, signal.SIGTERM)
+        self.hurried = self.hurried or again or number == signal.SIGHUP
         self.number = self.number or int(number)
         self.on_signal()
 

@@ -282,6 +282,11 @@ class Ranks:
         return failed or not members.isdisjoint(self.lost) or len(ended) == len(self.hosts)
 
     @property
+    def all_ended(self) -> bool:
+        """No rank that has started runs any more."""
+        return self.hosts.keys() <= self.ended.keys() | set(self.lost)
+
+    @property
     def succeeded(self) -> bool:
         """Every rank has reported an end with exit code 0."""
         ended = self.ended

@@ -34,6 +34,7 @@ from hvdkit.launch.plan.resources import check_gpus, find_problems
 
 # A failed rank and those that notice it report within milliseconds; if only those have, the cause gets a second.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0
+_INTERRUPTED_END_S = 5.0  # so long ranks may handle Ctrl-C
 _AGENTS_END_S = 2.7  # agents kill their ranks after 2 s
 _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
@@ -278,10 +279,12 @@ class Runner:
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End what is left: the ranks through their agents, then mpirun. Agents that are lost in it have not failed."""
         self._ending, self._failed = True, bool(self.ranks.failures)
-        if self._interruption.number == signal.SIGTERM:
-            self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
+        if self._interruption.number in (signal.SIGTERM, signal.SIGINT) and self._started:
+            self._control.send_all(wire.SIGNAL, str(self._interruption.number).encode())
+            by_user = self._interruption.number == signal.SIGINT
             await self._changed.wait_until(
-                lambda: self.ranks.finished or self._interruption.hurried, self.job.save_timeout_s
+                lambda: (self.ranks.all_ended if by_user else self.ranks.finished) or self._interruption.hurried,
+                _INTERRUPTED_END_S if by_user else self.job.save_timeout_s,
             )
         self._control.stop()
         await self._changed.wait_until(lambda: not self._control.connected, _AGENTS_END_S)
