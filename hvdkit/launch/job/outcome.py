@@ -31,7 +31,7 @@ class JobResult:
     """The result of a job."""
 
     code: int
-    lines: tuple[str, ...] = ()  # for the user; () if the job succeeded
+    lines: tuple[str, ...] = ()  # for the user
     show_launcher: bool = False  # the output of the launcher is needed to understand it
     outcome: Outcome = Outcome.FAILED
 
@@ -52,6 +52,7 @@ def conclude(
     *,
     launcher: str = "mpirun",
     advice: str = "Run `hvdkit doctor`",
+    elastic: bool = False,
     interrupted: int = 0,
     refused: str = "",
     late_s: float = 0.0,
@@ -64,6 +65,7 @@ def conclude(
 
     status: negative for a signal, as in subprocess.
     launcher: its program. advice: see advise().
+    elastic: ranks were to continue when others die, by hvd.elastic.run.
     interrupted: the signal that hvdrun received; 0 for none.
     refused: why the job was not started; "" if it was.
     late_s: the time limit for ranks to start, if it has passed; else 0.
@@ -107,7 +109,8 @@ def conclude(
         return _blame(ranks, failures, code, logs, lambda rank, end: shows(rank) and (together or end.tail_of_stderr))
     if ranks.succeeded:
         if code == 0 or ranks.left_behind:
-            return JobResult(0, outcome=Outcome.SUCCEEDED)
+            lines = (*_describe_lone(ranks), *([_NOT_ELASTIC] if elastic and not ranks.training_ended else []))
+            return JobResult(0, lines, outcome=Outcome.SUCCEEDED)
         line = f"every rank ended with exit code 0, but {launcher} ended with status {code}."
         return JobResult(code, (line,), show_launcher=True)
     if missing:
@@ -145,6 +148,23 @@ def _blame(
         lines += ["its last lines:", *(f"    {line.rstrip()}" for line in end.tail)]
     outcome = Outcome.RANK_DIED if end.killed or end.secondary_failure else Outcome.FAILED
     return JobResult(end.code, (*lines, *later), show_launcher=end.secondary_failure, outcome=outcome)
+
+
+_NOT_ELASTIC = (
+    "--elastic had no effect: no rank ran its training by hvd.elastic.run, so the end of any rank would have ended the "
+    "job."
+)
+_MEETING = "hvd.init(), init_process_group() or MPI"
+
+
+def _describe_lone(ranks: Ranks) -> list[str]:
+    """Describe ranks that trained by themselves. If no rank joined, all must have: others may share work in files."""
+    lone = ranks.lone
+    if ranks.size > 1 and lone == ranks.expected:
+        return [f"no rank called {_MEETING}: these were {len(lone)} separate runs of the whole script."]
+    if lone and ranks.joined:
+        return [f"{_name(sorted(lone))} did not call {_MEETING}, as other ranks did: each ran the script by itself."]
+    return []
 
 
 def _describe_cut_off(ranks: Ranks, logs: str) -> str:

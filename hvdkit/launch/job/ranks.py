@@ -13,6 +13,7 @@ from hvdkit.launcher_channel import (
     CHANGING,
     CHECKPOINTED,
     FIRST_AWAITED,
+    LONE,
     READY,
     TRAINED,
     InitCall,
@@ -100,6 +101,7 @@ class RankState:
     phase: Phase = Phase.STARTING
     host: str = ""  # the name that it has for itself; "" until its agent has registered
     joined: bool = False  # it has been in the world of all ranks: in hvd.init(), or by replacing a lost rank
+    lone: bool = False  # it has used a framework, and met no other rank
     start: Start | None = None
     end: End | None = None
     finished_s: float = 0.0  # when it ended or was lost
@@ -168,6 +170,8 @@ class Ranks:
                 state.init_call, state.init_called_s = call, self.clock()
             elif message == READY:
                 state.phase, state.joined, state.init_call = Phase.READY, True, None
+            elif message == LONE:
+                state.lone = True
             elif message == CHANGING:
                 state.phase, state.changing_s = Phase.CHANGING, self.clock()
             elif message.startswith(FIRST_AWAITED) and message[len(FIRST_AWAITED) :].isdecimal():
@@ -265,6 +269,11 @@ class Ranks:
     def all_joined(self) -> bool:
         """All ranks that the job was started with, or those that are left of them, have joined each other."""
         return all(self.states[rank].joined for rank in self.expected if rank < self.size)
+
+    @property
+    def lone(self) -> set[int]:
+        """The ranks that have used a framework, and met no other rank."""
+        return {rank for rank, state in self.states.items() if state.lone and not state.joined}
 
     # Conclusions
 

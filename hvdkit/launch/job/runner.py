@@ -134,6 +134,7 @@ class Runner:
             status,
             launcher=self._launcher,
             advice=advise(self.job.ranks, local=self.job.local, files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            elastic=self.job.elastic and self.ranks.size > 1 and self.job.config.engine != "horovod",
             interrupted=self._interruption.number,
             refused=self._refused,
             late_s=self.job.start_timeout_s if self._late else 0.0,

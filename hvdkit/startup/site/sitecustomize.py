@@ -7,6 +7,7 @@ import os
 import sys
 
 _TRIGGERS = ("horovod", "torch", "tensorflow", "keras", "jax")
+_VARIABLES = ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDKIT_COMPARE")
 
 
 class _Beginning:
@@ -17,6 +18,10 @@ class _Beginning:
         if name not in _TRIGGERS:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
+        if _watch is not None:
+            _watch()
+        if not any(map(_asked, _VARIABLES)):
+            return None
         from importlib.util import find_spec
 
         try:
@@ -60,6 +65,9 @@ def _run_the_next_one() -> None:
     spec.loader.exec_module(module)
 
 
-if any(map(_asked, ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDKIT_COMPARE"))):
+_watch = None
+if _asked("HVDKIT_LAUNCHER_CHANNEL"):
+    from hvdkit_lone_rank import watch as _watch
+if _watch is not None or any(map(_asked, _VARIABLES)):
     sys.meta_path.insert(0, _Beginning())  # type: ignore[arg-type]
 _run_the_next_one()
