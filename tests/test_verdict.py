@@ -200,3 +200,12 @@ def test_those_that_save_are_waited_for_though_one_ends_that_was_not_taken_in() 
     assert not ranks.finished
     ranks.end(1, End(75))
     assert ranks.finished and conclude(ranks, 1, interrupted=signal.SIGTERM).code == 75
+
+
+def test_the_handler_of_faults_is_recommended_only_where_it_was_not_at_work() -> None:
+    hint = "(PYTHONFAULTHANDLER=1 shows where)"
+    dump = ("Current thread 0x1 (most recent call first):", '  File "a.py", line 3 in f')
+    traceback = ('  File "a.py", line 3, in f', "ValueError")
+    assert hint in conclude(job(End(139, 11)), 139).lines[0]
+    assert hint in conclude(job(End(139, 11, tail=traceback)), 139).lines[0]
+    assert hint not in conclude(job(End(139, 11, tail=dump)), 139).lines[0]

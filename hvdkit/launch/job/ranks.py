@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ _HINTS = {
     signal.SIGBUS: ", often because /dev/shm or a disk is full (see df there)",
     signal.SIGABRT: ", a failed check in compiled code (PYTHONFAULTHANDLER=1 shows where)",
 }
+# In contrast to a traceback there is no comma after the line's number.
+_FAULTHANDLER = re.compile(r'^Fatal Python error: |File ".*", line \d+ in ')
 
 
 @dataclass(frozen=True)
@@ -353,10 +356,12 @@ def _failed_by_itself(end: End) -> bool:
     return end.failed and not end.secondary_failure
 
 
-def explain_exit(code: int, number: int) -> str:
-    """Describe an end in words."""
+def explain_exit(code: int, number: int, tail: Sequence[str] = ()) -> str:
+    """Describe an end in words. tail: its last lines."""
     if number:
         hint = _HINTS.get(signal.Signals(number), "") if number in set(signal.Signals) else ""
+        if "PYTHONFAULTHANDLER" in hint and any(_FAULTHANDLER.search(line) for line in tail):
+            hint = hint.partition(" (")[0]
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         return f"was killed by {name}{hint}"
     return f"failed with exit code {code}"
@@ -372,7 +377,7 @@ def describe_loss(ranks: Ranks, rank: int) -> str:
         return f"{who} was lost: the connection to its agent has broken, or its host does not answer"
     if state.killed_by_hvdrun and state.end.signal == signal.SIGKILL:
         return f"{who} was killed by hvdrun after --elastic-patience-s"
-    return f"{who} {explain_exit(state.end.code, state.end.signal)}"
+    return f"{who} {explain_exit(state.end.code, state.end.signal, state.end.tail)}"
 
 
 def name_rank(ranks: Ranks, rank: int) -> str:

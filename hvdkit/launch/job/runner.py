@@ -28,6 +28,7 @@ from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.job.standard_input import StandardInput
 from hvdkit.launch.job.stopped import LOOK_S, StoppedProcesses
+from hvdkit.launch.job.tracebacks import Tracebacks
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
@@ -70,6 +71,7 @@ class Runner:
             self.ranks, output.say, local=job.local, agents_may_stop_s=self._survivors.hang_timeout_s
         )
         output.prefix_of = self._format_prefix
+        self._tracebacks = Tracebacks(output.write, self._format_prefix)
         self._init_watchdog = InitWatchdog(
             self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
         )
@@ -119,6 +121,7 @@ class Runner:
             self._metrics.close()
             await self._control.close()
             folder.close()
+        self._tracebacks.flush()
         result = self._conclude(status)
         if result.show_launcher or (result.code == 0 and not self._survivors.cut_off):
             self._launcher_output.show()
@@ -299,7 +302,10 @@ class Runner:
             await asyncio.wait([ended], timeout=pause)
 
     def _write(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        self.output.write(rank, is_stderr, data)
+        if self.ranks.size > 1 and self.output.shows(rank):
+            self._tracebacks.pass_on(rank, is_stderr, data)
+        else:
+            self.output.write(rank, is_stderr, data)
         if self.output.broken:
             self._changed.set()
 
