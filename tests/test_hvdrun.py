@@ -238,7 +238,7 @@ def test_a_signal_to_hvdrun_leaves_no_process(number: signal.Signals, code: int)
         process.send_signal(number)
         _, errors = process.communicate(timeout=100)
         assert process.returncode == code
-        assert "Traceback" not in errors.decode()
+        assert not any("Traceback" in line for line in lines(errors) if not line.startswith("["))  # hvdrun's own
         assert wait_until(lambda: not any(map(alive, all_of_them)))
 
 

@@ -15,8 +15,11 @@ from hvdkit.world import World, read_world
 
 #: The process that is the rank, and its job.
 _RANK_PROCESS = "HVDKIT_RANK_PROCESS"
-#: By these a job that the rank has started is told from the rank's own, whatever started either.
-_NAMES_OF_JOBS = ("HVDKIT_JOB", "PMIX_NAMESPACE", "PMI_FD", "PMI_PORT", "SLURM_STEP_ID", "MASTER_PORT")
+#: They differ between the rank's job and a job that the rank starts, whatever launches either.
+_NAMES_OF_JOBS = (
+    *("HVDKIT_JOB", "PMIX_NAMESPACE", "PMI_FD", "PMI_PORT", "SLURM_STEP_ID", "PALS_APID", "JSM_JSRUN_STEP_ID"),
+    *("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+)
 
 
 def mark_rank_process(world: World) -> None:

@@ -224,8 +224,10 @@ class ControlServer:
             self.ranks.start(rank, parse_start(payload))
             self.changed.set()
         elif kind == wire.STDIN:
-            deliver = functools.partial(self.send, rank, wire.STDIN)
-            self.stdin.request(deliver) if self.stdin is not None else deliver(b"")
+            if self.stdin is not None:
+                self.stdin.request(functools.partial(self.send, rank, wire.STDIN))
+            else:
+                self.send(rank, wire.STDIN)
         elif kind == wire.STACKS:
             query, processes = parse_stacks(payload)
             if query in self._stacks:

@@ -40,9 +40,9 @@ class _UnreadError(OSError):
 class Output:
     """Writes what the ranks and hvdrun say to this process's stdout and stderr.
 
-    A line that one rank has left open is closed before another writes; what then comes of it has the rank's prefix
-    again. On a terminal, a line that its rank keeps
-    drawing anew (a progress bar) is wiped instead: its rank will draw it again below.
+    A line that one rank has left open is closed before another writes; the rest of it, when it comes, has the rank's
+    prefix too. On a terminal, a line that its rank keeps drawing anew (a progress bar) is wiped instead: its rank will
+    draw it again below.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
+from hvdkit.launch.agent.segments import remove_dead_segments
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.agent.stream import format_prefix
 from hvdkit.launch.elastic.survivors import Survivors
@@ -186,6 +187,8 @@ class Runner:
             end_session(process.pid)  # with mpirun killed, its ssh would stay
             status = await ended
             reaper.dismiss()
+            if status:  # Open MPI's ranks may have left theirs to mpirun
+                remove_dead_segments()
             await asyncio.wait([reading], timeout=0.5)
             reading.cancel()
         return status

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 _PIECE = 1 << 16
-_FOREGROUND_S = 1.0
+_LOOK_S = 1.0
 
 
 class StandardInput:
@@ -48,8 +48,11 @@ class StandardInput:
             loop.call_soon_threadsafe(self._hand_over, data)
 
     def _wait_for_typing(self) -> None:
-        while not select.select([self._descriptor], [], [], _FOREGROUND_S)[0] or not self._is_in_foreground():
-            time.sleep(0 if self._is_in_foreground() else _FOREGROUND_S)
+        while True:
+            if not self._is_in_foreground():
+                time.sleep(_LOOK_S)
+            elif select.select([self._descriptor], [], [], _LOOK_S)[0] and self._is_in_foreground():
+                return
 
     def _is_in_foreground(self) -> bool:
         try:

@@ -5,6 +5,7 @@ It must work in any Python 3, cost nothing, and let the environment's own sitecu
 
 import os
 import sys
+from importlib import import_module
 
 _TRIGGERS = ("horovod", "torch", "tensorflow", "keras", "jax")
 _VARIABLES = ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDKIT_COMPARE")
@@ -18,8 +19,8 @@ class _Beginning:
         if name not in _TRIGGERS:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
-        if _watch is not None:
-            _watch()
+        if _lone_rank is not None:
+            _lone_rank.watch()
         if not any(map(_asked, _VARIABLES)):
             return None
         from importlib.util import find_spec
@@ -65,9 +66,7 @@ def _run_the_next_one() -> None:
     spec.loader.exec_module(module)
 
 
-_watch = None
-if _asked("HVDKIT_LAUNCHER_CHANNEL"):
-    from hvdkit_lone_rank import watch as _watch
-if _watch is not None or any(map(_asked, _VARIABLES)):
+_lone_rank = import_module("hvdkit_lone_rank") if _asked("HVDKIT_LAUNCHER_CHANNEL") else None
+if _lone_rank is not None or any(map(_asked, _VARIABLES)):
     sys.meta_path.insert(0, _Beginning())  # type: ignore[arg-type]
 _run_the_next_one()
