@@ -57,6 +57,8 @@ class Output:
         self.together = all(self._terminals) or _same_file(stdout, stderr)
         #: Write the prefix of a rank's lines.
         self.prefix_of: Callable[[int], bytes] = lambda rank: b""
+        #: Write what is held of the ranks' output; called before each line of hvdrun's own, which may be about it.
+        self.flush_ranks: Callable[[], None] = lambda: None
         self._open: dict[int, _OpenLine] = {}  # by stream
         self._cut: set[tuple[int, int]] = set()  # (rank, stream) whose open line another has closed
         #: Why the output cannot be written any more; None while it can.
@@ -145,6 +147,7 @@ class Output:
 
     def say(self, line: str) -> None:
         """Write a line of hvdrun's own to stderr."""
+        self.flush_ranks()
         notes, self._notes = self._notes, []
         for note in notes:
             self.say(note)

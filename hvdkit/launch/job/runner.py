@@ -73,6 +73,7 @@ class Runner:
         )
         output.prefix_of = self._format_prefix
         self._tracebacks = Tracebacks(output.write, self._format_prefix)
+        output.flush_ranks = self._tracebacks.flush
         self._init_watchdog = InitWatchdog(
             self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
         )
@@ -122,7 +123,7 @@ class Runner:
             self._metrics.close()
             await self._control.close()
             folder.close()
-        self._tracebacks.flush()
+        self._tracebacks.flush()  # also if there is nothing to say
         result = self._conclude(status)
         if result.show_launcher or (result.code == 0 and not self._survivors.cut_off):
             self._launcher_output.show()
