@@ -202,6 +202,16 @@ def test_those_that_save_are_waited_for_though_one_ends_that_was_not_taken_in() 
     assert ranks.finished and conclude(ranks, 1, interrupted=signal.SIGTERM).code == 75
 
 
+def test_failures_of_one_kind_after_the_first_are_one_line() -> None:
+    ends = [End(1, time=1), End(1, time=2), End(3, time=3), End(1, time=4), End(1, time=5)]
+    first, *later = conclude(job(*ends, hosts=("a", "b")), 1).lines
+    assert first.startswith("rank 0 on a failed with exit code 1")
+    assert later == [
+        "after it, ranks 1, 3, 4 failed with exit code 1.",
+        "after it, rank 2 on a failed with exit code 3.",
+    ]
+
+
 def test_the_handler_of_faults_is_recommended_only_where_it_was_not_at_work() -> None:
     hint = "(PYTHONFAULTHANDLER=1 shows where)"
     dump = ("Current thread 0x1 (most recent call first):", '  File "a.py", line 3 in f')

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
-from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss
+from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss, name_rank
 
 _FILES, _FILES_OF_A_RANK = 64, 8  # that a launcher opens, with some to spare
 
@@ -138,7 +138,7 @@ def _blame(
     first, *others = failures
     end = ranks.states[first].end
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
-    later = [f"after it, {describe_loss(ranks, rank)}." for rank in others if ranks.states[rank].end is not None]
+    later = _describe_later(ranks, [rank for rank in others if ranks.states[rank].end is not None])
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
@@ -148,6 +148,17 @@ def _blame(
         lines += ["its last lines:", *(f"    {line.rstrip()}" for line in end.tail)]
     outcome = Outcome.RANK_DIED if end.killed or end.secondary_failure else Outcome.FAILED
     return JobResult(end.code, (*lines, *later), show_launcher=end.secondary_failure, outcome=outcome)
+
+
+def _describe_later(ranks: Ranks, failures: Sequence[int]) -> list[str]:
+    """Describe failures after the first one, those of one kind in a line."""
+    kinds: dict[str, list[int]] = {}
+    for rank in failures:
+        kinds.setdefault(describe_loss(ranks, rank).removeprefix(name_rank(ranks, rank)), []).append(rank)
+    return [
+        f"after it, {name_rank(ranks, same[0]) if len(same) == 1 else _name(sorted(same))}{how}."
+        for how, same in kinds.items()
+    ]
 
 
 _NOT_ELASTIC = (
