@@ -80,16 +80,21 @@ def test_elastic_without_elastic_run_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stayed_out_is_named_only_where_others_have_met() -> None:
-    def say(lone: tuple[int, ...], joined: tuple[int, ...]) -> str:
+    def say(lone: tuple[int, ...], joined: tuple[int, ...], *, elastic: bool = False, trained: bool = False) -> str:
         ranks = Ranks(3)
         for rank in range(3):
             ranks.register(rank, "a")
             ranks.hear(rank, [LONE] * (rank in lone) + [READY] * (rank in joined))
             ranks.end(rank, End(0))
-        return " ".join(conclude(ranks, 0).lines)
+        ranks.training_ended = trained
+        return " ".join(conclude(ranks, 0, elastic=elastic).lines)
 
     assert say((0, 1, 2), ()).endswith("these were 3 separate runs of the whole script.")
     assert say((2,), (0, 1)).startswith("rank 2 did not call hvd.init()")
+    assert (
+        say((), (), elastic=True) == "" and say((), (0, 1, 2), elastic=True, trained=True) == ""
+    )  # no training of ours
+    assert "--elastic had no effect" in say((), (0, 1, 2), elastic=True)
     assert say((0, 2), ()) == "" and say((0, 1, 2), (0, 1, 2)) == ""
 
 

@@ -109,7 +109,8 @@ def conclude(
         return _blame(ranks, failures, code, logs, lambda rank, end: shows(rank) and (together or end.tail_of_stderr))
     if ranks.succeeded:
         if code == 0 or ranks.left_behind:
-            lines = (*_describe_lone(ranks), *([_NOT_ELASTIC] if elastic and not ranks.training_ended else []))
+            unused = elastic and bool(ranks.joined | ranks.lone) and not ranks.training_ended
+            lines = (*_describe_lone(ranks), *([_NOT_ELASTIC] if unused else []))
             return JobResult(0, lines, outcome=Outcome.SUCCEEDED)
         line = f"every rank ended with exit code 0, but {launcher} ended with status {code}."
         return JobResult(code, (line,), show_launcher=True)
