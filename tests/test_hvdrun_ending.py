@@ -123,6 +123,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank_also_in_a_collective(trans
     assert not any(alive(pid) for pid in pids.values())
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_that_do_not_heed_ctrl_c_are_ended_too() -> None:
     """A rank in the C code of MPI heeds it only when that returns."""

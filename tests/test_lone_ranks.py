@@ -48,10 +48,10 @@ def run(script: str, folder: Path, *options: str, stand_in: bool = True) -> list
     ("script", "said"),
     [
         ("import torch", [SEPARATE]),
-        ("import json", []),
+        pytest.param("import json", [], marks=pytest.mark.slow),
         ("import torch\nfrom hvdkit.engine import runtime\nruntime.init()", []),
         ("import torch\nfrom mpi4py import MPI", []),
-        ("import os\nif os.environ['RANK'] == '0': import torch", []),  # the others do something else
+        pytest.param("import os\nif os.environ['RANK'] == '0': import torch", [], marks=pytest.mark.slow),
         pytest.param("import torch, ctypes, os\nctypes.CDLL(os.environ['MPI'])", [], marks=pytest.mark.slow),
     ],
     ids=["separate", "no framework", "hvdkit", "mpi4py", "one rank", "MPI by another library"],

@@ -176,6 +176,7 @@ def test_a_job_leaves_no_segment_of_a_killed_one() -> None:
     assert not any(map(os.path.exists, names))
 
 
+@pytest.mark.slow
 @needs_all_processes
 @pytest.mark.ranks
 def test_an_mpirun_that_is_killed_when_all_ranks_have_ended_well_leaves_no_segment(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ DIGEST = "import hashlib; data = sys.stdin.buffer.read(); print(len(data), hashl
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["file", "pipe", "/dev/null"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=pytest.mark.slow), "pipe", "/dev/null"])
 def test_rank_0_reads_stdin_to_its_end(kind: str, tmp_path: Path) -> None:
     data = b"" if kind == "/dev/null" else os.urandom(3 << 20)
     (tmp_path / "data").write_bytes(data)
@@ -50,6 +50,7 @@ def test_input_that_rank_0_does_not_read_keeps_no_job_from_its_end(ending: str) 
         assert endless.wait(60) == -signal.SIGPIPE
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_forgotten_breakpoint_ends_a_batch_job() -> None:
     done = hvdrun(2, "breakpoint()\nprint('never')")

@@ -63,7 +63,7 @@ def test_a_stopped_launcher_is_reported_once_and_killed_at_the_end_only(ended: b
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("who", ["agent", "mpirun"])
+@pytest.mark.parametrize("who", ["agent", pytest.param("mpirun", marks=pytest.mark.slow)])
 def test_a_stopped_agent_or_launcher_is_named_with_the_cure(who: str, tmp_path: Path) -> None:
     script = (
         f"go = {str(tmp_path / 'go')!r}\nprint('pid', os.getpid(), flush=True)\n"
