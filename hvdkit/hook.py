@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any
 
 from hvdkit.errors import describing_command
+from hvdkit.log import logger
 
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 #: Called with the exception, before the job is ended.
@@ -64,6 +69,32 @@ def uninstall_exception_hook() -> None:
     _installed = _previous = None
 
 
+class _FoldedStack(traceback.StackSummary):
+    """Writes a line in place of several frames of hvdkit in a row; the frame that raised the exception is shown."""
+
+    def format(self, **options: Any) -> list[str]:
+        lines = []
+        for is_own, group in itertools.groupby(self, lambda frame: frame.filename.startswith(_OWN)):
+            frames = list(group)
+            hidden = len(frames) - (frames[-1] is self[-1]) if is_own else 0
+            if hidden > 1:
+                lines.append(f"  ... {hidden} frames of hvdkit (HVDKIT_LOG_LEVEL=debug shows them)\n")
+                frames = frames[hidden:]
+            lines += traceback.StackSummary.from_list(frames).format(**options)
+        return lines
+
+
+def _format(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> Iterator[str]:
+    shown = traceback.TracebackException(kind, error, where)
+    chain: list[traceback.TracebackException | None] = [shown]
+    while chain and not logger.isEnabledFor(logging.DEBUG):
+        one = chain.pop()
+        if one is not None:
+            one.stack = _FoldedStack(one.stack)
+            chain += [one.__cause__, one.__context__]
+    return shown.format()
+
+
 def _show(
     rank: int | str, host: str, kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
@@ -76,7 +107,7 @@ def _show(
     try:
         with contextlib.redirect_stderr(stream or sys.stderr):
             if _previous is None or _previous is sys.__excepthook__:
-                sys.stderr.write(head + "".join(traceback.format_exception(kind, error, where)))
+                sys.stderr.write(head + "".join(_format(kind, error, where)))
             else:
                 sys.stderr.write(head)
                 _previous(kind, error, where)

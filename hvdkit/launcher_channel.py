@@ -18,6 +18,8 @@ INIT = "coming"
 #: The rank has joined the others; is on its way to others, which takes all of them; its training is over; a checkpoint
 #: is on the disk.
 READY, CHANGING, TRAINED, CHECKPOINTED = "ready", "changes", "over", "kept"
+#: The rank has ended without meeting others, see startup/site/hvdkit_lone_rank.py.
+LONE = "lone"
 #: With numbers: the sums of a rank, see announce_totals(). With a number and a name: see announce_value().
 TOTALS, VALUE = "totals:", "value:"
 #: With a number: ranks that come with a smaller one are not waited for any more.

@@ -30,6 +30,29 @@ def test_traceback_comes_with_rank_and_host_and_then_the_abort() -> None:
     assert lines[1].startswith("Traceback") and lines[-1] == "ValueError: bad number"
 
 
+DEEP = """
+import logging, hvdkit
+code = "def deep(left, call): return deep(left - 1, call) if left else call()\\ndef fail(): raise ValueError('own')"
+exec(compile(code, os.path.join(os.path.dirname(hvdkit.__file__), "x.py"), "exec"))
+install_exception_hook(0, 'here', None)
+def script(): raise ValueError('the script')
+"""
+
+
+def test_frames_of_hvdkit_are_left_out_but_for_the_one_that_raised() -> None:
+    note = "  ... 3 frames of hvdkit (HVDKIT_LOG_LEVEL=debug shows them)"
+    frames = [line for line in run(DEEP + "deep(2, script)").stderr.splitlines() if line.startswith("  ")]
+    assert "in <module>" in frames[0] and frames[1] == note and "in script" in frames[2]
+    said = run(DEEP + "try: deep(2, script)\nexcept ValueError: deep(2, fail)").stderr
+    assert said.count(note) == 2 and said.count("x.py") == 1 and "in fail" in said
+    assert "in deep" in run(DEEP + "deep(0, script)").stderr  # one frame is as short as a note
+
+
+def test_a_log_level_shows_all_frames() -> None:
+    said = run(DEEP + "logging.getLogger('hvdkit').setLevel('DEBUG')\ndeep(2, script)").stderr
+    assert said.count("in deep") == 3 and "frames of hvdkit" not in said
+
+
 @pytest.mark.parametrize("error, status", [("ValueError", 1), ("KeyboardInterrupt", 130)])
 def test_without_abort_the_process_itself_ends_at_once(error: str, status: int) -> None:
     done = run(

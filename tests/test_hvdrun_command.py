@@ -181,6 +181,21 @@ def test_only_a_line_that_is_drawn_again_is_wiped_for_another_ranks_line(text: b
     os.close(outer)
 
 
+def test_the_rest_of_a_line_that_another_rank_has_cut_bears_its_rank_too() -> None:
+    reader, writer = os.pipe()
+    output = Output(writer, writer)
+    output.prefix_of = lambda rank: b"[%d] " % rank
+    pieces = [(0, b"[0] a"), (1, b"[1] b"), (0, b"c"), (0, b"d"), (1, b"\n"), (0, b"e\n"), (1, b"[1] f\n")]
+    for rank, data in pieces:
+        output.write(rank, False, data)
+    assert read(reader) == b"[0] a\n[1] b\n[0] cde\n[1] f\n"
+    output.write(0, False, b"[0] out")
+    output.write(1, False, b"[1] g\n")
+    output.write(0, True, b"[0] err\n")  # a line of its own
+    output.write(0, False, b" put\n")
+    assert read(reader) == b"[0] out\n[1] g\n[0] err\n[0]  put\n"
+
+
 @pytest.mark.parametrize("shell", parser.SHELLS)
 def test_completion_knows_options_and_choices(shell: str) -> None:
     pytest.importorskip("shtab", reason="shtab is not installed")

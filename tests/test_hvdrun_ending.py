@@ -8,12 +8,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hvdrun_job import HVDRUN, alive, command, descendants, environment, hvdrun, lines, wait_until
+from hvdrun_job import (
+    HVDRUN,
+    RANK,
+    SLEEP,
+    alive,
+    command,
+    descendants,
+    environment,
+    hvdrun,
+    lines,
+    read_pids,
+    started,
+    wait_until,
+)
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.job.control import ControlServer
@@ -76,6 +90,78 @@ def test_a_job_whose_output_nobody_reads_ends_when_it_is_asked_to(number: signal
         os.close(source)
     assert process.returncode == code and f"{'Ctrl-C' if number == 2 else 'SIGTERM'}: ended 2 ranks." in errors.decode()
     assert wait_until(lambda: not any(map(alive, processes)))
+
+
+INTERRUPTED = """
+import hvdkit.torch as hvd
+import torch
+hvd.init()
+print('pid', os.getpid(), flush=True)
+try:
+    if rank == 0: time.sleep(60)
+    hvd.allreduce(torch.ones(3))
+except KeyboardInterrupt:
+    print('interrupted', flush=True)
+    raise
+finally:
+    time.sleep(0.2 * rank)
+    print('finally', flush=True)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank_also_in_a_collective(transport: str) -> None:
+    with started(3, INTERRUPTED, "--transport", transport) as process:
+        pids = read_pids(process, 3)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=100)
+    assert process.returncode == 130
+    words = sorted(f"[{rank}] {word}" for rank in range(3) for word in ("finally", "interrupted"))
+    assert sorted(lines(out)) == words
+    assert lines(errors)[-1] == "hvdrun: Ctrl-C: ended 3 ranks."
+    assert not any(alive(pid) for pid in pids.values())
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_ranks_that_do_not_heed_ctrl_c_are_ended_too() -> None:
+    """A rank in the C code of MPI heeds it only when that returns."""
+    with started(3, f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{SLEEP}") as process:
+        pids = read_pids(process, 3)
+        for _ in range(2):  # the second one gives them no time
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # two at once are one
+        process.communicate(timeout=100)
+    assert process.returncode == 130 and not any(alive(pid) for pid in pids.values())
+
+
+@pytest.mark.ranks
+def test_ctrl_c_reaches_what_a_shell_has_started() -> None:
+    script = "try:\n    print('pid', os.getpid(), flush=True); time.sleep(60)\nfinally: print('finally', flush=True)"
+    argv = [*HVDRUN, "-np", "2", "sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", RANK + script]
+    with subprocess.Popen(
+        argv, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        read_pids(process, 2)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=100)
+    assert process.returncode == 130 and sorted(lines(out)) == ["[0] finally", "[1] finally"]
+
+
+def test_only_a_second_signal_takes_the_time_to_end_from_the_ranks() -> None:
+    for signals, hurried in {
+        (signal.SIGINT,): False,
+        (signal.SIGTERM, signal.SIGTERM): False,  # schedulers send it more than once
+        (signal.SIGINT, signal.SIGINT): True,
+        (signal.SIGINT, signal.SIGTERM): True,
+        (signal.SIGTERM, signal.SIGINT): True,
+        (signal.SIGHUP,): True,
+    }.items():
+        interruption = Interruption(Output())
+        for number in signals:
+            interruption._record(number)
+        assert (interruption.number, interruption.hurried) == (signals[0], hurried)
 
 
 def waits_to_write(process: int) -> bool:

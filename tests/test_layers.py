@@ -98,6 +98,7 @@ EXCEPTIONS = {
 
 MAY_READ_ENVIRONMENT = (
     "config.py",
+    "engine/child_processes.py",
     "world.py",
     "launch/agent/",
     "startup/",
@@ -106,11 +107,13 @@ MAY_READ_ENVIRONMENT = (
     "integrations/ranks.py",
 )
 #: The first has a function of Horovod's that does just that. The second acts before the script's framework reads
-#: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that runs already.
+#: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that runs already. The last marks a rank for the processes
+#: that it starts.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "wrap/environment.py",
     "integrations/ranks.py",
+    "engine/child_processes.py",
 )
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 

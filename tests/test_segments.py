@@ -176,6 +176,24 @@ def test_a_job_leaves_no_segment_of_a_killed_one() -> None:
     assert not any(map(os.path.exists, names))
 
 
+@pytest.mark.slow
+@needs_all_processes
+@pytest.mark.ranks
+def test_an_mpirun_that_is_killed_when_all_ranks_have_ended_well_leaves_no_segment(tmp_path: Path) -> None:
+    script = (
+        "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"
+        "import re; print(*sorted(set(re.findall(r'/dev/shm/sm_segment\\S*', open('/proc/self/maps').read()))))\n"
+        "def parent(pid): return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])\n"
+        "os.kill(parent(parent(os.getpid())), signal.SIGSTOP)  # mpirun, which would remove them\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+        "sys.stdout.flush(); os._exit(0)"
+    )
+    done = hvdrun(2, script)
+    names = {name for line in done.stdout.decode().splitlines() for name in line.split()[1:]}
+    assert "every rank ended with exit code 0, but mpirun ended with status 137" in done.stderr.decode()
+    assert not any(map(os.path.exists, names))
+
+
 def test_only_files_whose_maker_has_ended_and_whose_lock_is_free_are_removed(folder: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass

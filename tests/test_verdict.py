@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from hvdkit.launch.job.outcome import conclude
+from hvdkit.launch.job.outcome import advise, conclude
 from hvdkit.launch.job.ranks import End, Ranks
 
-#: What says why ssh fails.
-CHECK_HOSTS = " Check the hosts: run `hvdkit doctor` with the same options for hosts (-H, --hostfile, -p)."
+DOCTOR = " Run `hvdkit doctor`."
 LOST_PEER = ("Traceback", "hvdkit.errors.RankLostError: rank 1 is gone")
 
 
@@ -33,14 +32,30 @@ def test_status_0_of_mpirun_is_no_success_if_a_rank_is_missing() -> None:
     ranks = job(End(0), End(0), size=4)
     verdict = conclude(ranks, 0)
     assert verdict.code == 1
-    assert verdict.lines == ("mpirun ended with status 0 before ranks 2, 3 of 4 had started." + CHECK_HOSTS,)
+    assert verdict.lines == ("mpirun ended with status 0 before ranks 2, 3 of 4 had started." + DOCTOR,)
     assert verdict.show_launcher
     assert conclude(ranks, 213).code == 213
 
 
+def test_the_launcher_that_failed_is_named_and_the_advice_fits_the_job() -> None:
+    ends = (
+        (job(End(0), End(0)), 1),
+        (job(None, None), 1),
+        (job(None, size=2), 1),
+        (job(End(1, ended_by="x"), End(0)), 1),
+    )
+    for ranks, status in ends:
+        text = " ".join(conclude(ranks, status, launcher="srun", advice="Do this").lines)
+        assert "srun ended" in text and "mpirun" not in text
+    assert conclude(job(size=2), 1, launcher="srun", advice="Do this").lines[0].endswith("had started. Do this.")
+    assert advise(2, local=True, files=1024) == "Check this machine: run `hvdkit doctor`"
+    assert "ulimit -n 1024" in advise(2, local=True, files=20)
+    assert "-H, --hostfile" in advise(2, local=False, files=20)
+
+
 def test_a_rank_that_never_started_explains_those_that_were_lost() -> None:
     ranks = job(None, None, size=3)
-    assert conclude(ranks, 255).lines == ("mpirun ended with status 255 before rank 2 of 3 had started." + CHECK_HOSTS,)
+    assert conclude(ranks, 255).lines == ("mpirun ended with status 255 before rank 2 of 3 had started." + DOCTOR,)
 
 
 def test_a_bad_status_of_mpirun_is_no_success_if_all_ranks_ended_well() -> None:
@@ -144,7 +159,7 @@ def test_a_job_that_was_not_let_start_has_code_2() -> None:
     assert conclude(job(None), 1, refused="why").code == 2
     late = Ranks(3)
     late.register(0, "a")
-    line = "ranks 1, 2 of 3 had not started after 60 s; hosts on which ranks started: a. Check the hosts"
+    line = "ranks 1, 2 of 3 had not started after 60 s; hosts on which ranks started: a. Run `hvdkit doctor`"
     assert conclude(late, -9, late_s=60).lines[0].startswith(line)
     assert conclude(late, -9, late_s=60).code == 2
 
@@ -185,3 +200,22 @@ def test_those_that_save_are_waited_for_though_one_ends_that_was_not_taken_in() 
     assert not ranks.finished
     ranks.end(1, End(75))
     assert ranks.finished and conclude(ranks, 1, interrupted=signal.SIGTERM).code == 75
+
+
+def test_failures_of_one_kind_after_the_first_are_one_line() -> None:
+    ends = [End(1, time=1), End(1, time=2), End(3, time=3), End(1, time=4), End(1, time=5)]
+    first, *later = conclude(job(*ends, hosts=("a", "b")), 1).lines
+    assert first.startswith("rank 0 on a failed with exit code 1")
+    assert later == [
+        "after it, ranks 1, 3, 4 failed with exit code 1.",
+        "after it, rank 2 on a failed with exit code 3.",
+    ]
+
+
+def test_the_handler_of_faults_is_recommended_only_where_it_was_not_at_work() -> None:
+    hint = "(PYTHONFAULTHANDLER=1 shows where)"
+    dump = ("Current thread 0x1 (most recent call first):", '  File "a.py", line 3 in f')
+    traceback = ('  File "a.py", line 3, in f', "ValueError")
+    assert hint in conclude(job(End(139, 11)), 139).lines[0]
+    assert hint in conclude(job(End(139, 11, tail=traceback)), 139).lines[0]
+    assert hint not in conclude(job(End(139, 11, tail=dump)), 139).lines[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 from hvdkit.config import Config, read_config, read_environment
 from hvdkit.engine.api import Engine
+from hvdkit.engine.child_processes import mark_rank_process, refuse_child_of_rank, unmark_rank_process
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
 from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.native import NativeProvider
@@ -24,7 +25,7 @@ from hvdkit.engine.observe.totals import send_totals
 from hvdkit.engine.planned.progress import end_progress
 from hvdkit.engine.process_sets import ProcessSets
 from hvdkit.engine.provider import EngineProvider, find_provider
-from hvdkit.engine.startup import Opener, arriving, enter_world, refuse_second_import
+from hvdkit.engine.startup import Opener, arriving, enter_world
 from hvdkit.errors import ConfigError, HvdkitError, NotInitializedError
 from hvdkit.hook import install_exception_hook, uninstall_exception_hook
 from hvdkit.log import configure_logging, logger
@@ -102,7 +103,7 @@ def init(
     opener: see open_world(); of hvdkit's own engine.
     part: the processes of the job that make the world, and alone call this; None for all.
     settings: fields of Config, which beat the environment.
-    Raises WorldError if the launcher and MPI disagree or multiprocessing imports the script again, ConfigError for a
+    Raises WorldError if the launcher and MPI disagree or a rank has started this process, ConfigError for a
     bad setting or a part that cannot be a world, TransportError if the ranks cannot reach each other,
     MissingDependencyError if the engine is not installed, ValueError for process sets that
     cannot be made: see ProcessSets.add.
@@ -135,13 +136,14 @@ def init(
 
     def join() -> Runtime:
         launched = read_world()
-        refuse_second_import(launched)
+        refuse_child_of_rank(launched)
         if config.elastic:  # those who have let this rank in would wait for it
             install_exception_hook(launched.rank, launched.host, None)
         with arriving(config, launched, part=part.ranks if part is not None else ()):
             return _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
 
     made = enter_world(join, functools.partial(shutdown, idle=False))
+    mark_rank_process(made.world)
     if config.profile and not RECORDER.on:
         from hvdkit.engine.observe.record_sender import RecordSender
 
@@ -250,6 +252,7 @@ def shutdown(*, idle: bool = True) -> None:
     if _runtime is None or _stays:
         return
     runtime, _runtime = _runtime, None
+    unmark_rank_process()
     _say_if_untuned(runtime)
     uninstall_exception_hook()
     if not idle:  # those who wait for this rank are to know

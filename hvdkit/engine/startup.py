@@ -12,11 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hvdkit.config import Config
-from hvdkit.errors import HorovodInternalError, WorldError
+from hvdkit.errors import HorovodInternalError
 from hvdkit.hook import install_exception_hook
 from hvdkit.launcher_channel import (
     LOST,
@@ -33,38 +32,10 @@ from hvdkit.transport.backend import Abort
 from hvdkit.transport.part import Part
 from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.select import Connection, connect, open_transport
-from hvdkit.world import World, read_world
+from hvdkit.world import World
 
 Opener = Callable[[Config, Connection], tuple[World, Transport]]
 Entered = TypeVar("Entered")
-
-
-def refuse_second_import(launched: World) -> None:
-    """Raise WorldError in a child of a rank that multiprocessing has started to import the rank's script again.
-
-    The child has the rank's variables, so init() there would wait for ranks that have met already. During such an
-    import `_inheriting` is set; multiprocessing uses it to refuse to start processes then. A parent that is not a rank
-    may start ranks in this way.
-    """
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if launched.size < 2 or multiprocessing is None:
-        return
-    if getattr(multiprocessing.current_process(), "_inheriting", False) and _parents_rank() == launched.rank:
-        raise WorldError(
-            f"init() was called in a child process of rank {launched.rank}, which imports the script again: the "
-            "methods spawn and forkserver of multiprocessing do so, also for the workers of a DataLoader. Put the "
-            "script's code into a function, and call it under: if __name__ == '__main__':"
-        )
-
-
-def _parents_rank() -> int | None:
-    """The rank as which the parent process was started; None if that cannot be read, or it is no rank of several."""
-    try:
-        text = os.fsdecode(Path(f"/proc/{os.getppid()}/environ").read_bytes())
-        world = read_world(dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry))
-    except (OSError, WorldError):
-        return None
-    return world.rank if world.size > 1 else None
 
 
 def open_world(

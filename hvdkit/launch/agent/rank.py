@@ -25,10 +25,11 @@ from .host_info import (
     probe_host,
     read_interfaces,
 )
+from .input_pipe import InputPipe
 from .rank_identity import RankIdentity, adapt_environment, name_process, plan_elastic_variables, survivors_continue
 from .session_reaper import SessionReaper, catches, die_with_parent, end_session
 from .stacks import StackCollector
-from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, colour_prefix, open_terminal, set_window, write_all
+from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, format_prefix, open_terminal, set_window, write_all
 from .wire import ControlConnection, HvdrunLost
 
 KILL_AFTER_S = 2.0  # after SIGTERM
@@ -53,6 +54,7 @@ class Agent:
         self.child: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
         self.terminal: int | None = None
+        self.input = InputPipe() if control is not None and identity.rank == 0 else None
         self.stack_requests: list[tuple[bytes, StackCollector]] = []  # from hvdrun, not answered yet
         self.output_closed = False  # the output cannot be passed on any more
         self.channel: socket.socket | None = None  # to the rank, see hvdkit.launcher_channel
@@ -73,10 +75,9 @@ class Agent:
         self.elastic = survivors_continue(environ)
         local_size = int(orders.get("local_size", self.identity.local_size))
         one_host = orders.get("one_host", local_size in (0, self.identity.size))
-        if environ.get("HVDKIT_PREFIX") != "0":  # see hvdrun --no-prefix
-            where = "" if one_host else f" {self.identity.host}"
-            self.prefix = f"[{self.identity.rank}{where}] ".encode()
-            self.shown_prefix = colour_prefix(self.prefix, self.identity.rank, environ.get("HVDKIT_PREFIX", ""))
+        host = "" if one_host else self.identity.host
+        wish = environ.get("HVDKIT_PREFIX", "")
+        self.prefix, self.shown_prefix = format_prefix(self.identity.rank, host, wish)
         reaper = SessionReaper()  # launchers kill agents, and cannot know what the agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
         variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
@@ -94,6 +95,8 @@ class Agent:
         threads, cpus = variables["OMP_NUM_THREADS"], format_cpus(share.cpus)
         start = {"pid": self.child.pid, "threads": threads, "cpus": cpus, "bound": share.bound}
         self._send(wire.START, json.dumps(start).encode())
+        if self.input is not None:
+            self._send(wire.STDIN)
         self._execute(self.early_frames)
         self._relay(wake)
         end_session(self.child.pid)  # what the command has left behind, in whatever process group
@@ -134,6 +137,8 @@ class Agent:
     ) -> tuple[int, str] | None:
         """Start the command on its CPUs; returns (exit code, what is wrong) if it cannot be."""
         targets = [-1, -1]
+        # hvdrun's on rank 0, nothing on other ranks; without hvdrun, what the launcher gives
+        source = self.input.source if self.input else subprocess.DEVNULL if self.control else None
         if window is not None:
             rows, columns, both = window
             columns -= len(self.prefix)
@@ -145,13 +150,14 @@ class Agent:
             self._add_stream(self.terminal, wire.STDOUT, live=True)
         for number, kind in enumerate((wire.STDOUT, wire.STDERR)):
             if targets[number] < 0:
-                source, targets[number] = os.pipe()
-                self._add_stream(source, kind, live=False)
+                output, targets[number] = os.pipe()
+                self._add_stream(output, kind, live=False)
         try:
             with bind(share) as prevented:
                 self.child = subprocess.Popen(
                     command,
                     env=variables,
+                    stdin=source,
                     stdout=targets[0],
                     stderr=targets[1],
                     start_new_session=True,
@@ -165,7 +171,7 @@ class Agent:
             code = 127 if isinstance(error, FileNotFoundError) else 126
             return code, f"{command[0]} cannot be started: {error}"
         finally:
-            for target in set(targets):
+            for target in {*targets, *([self.input.source] if self.input else [])}:
                 os.close(target)
         return None
 
@@ -185,7 +191,11 @@ class Agent:
         while True:
             held = any(stream.held_since for stream in sources.values())
             busy = held or drain_until or self.kill_at or self.stack_requests
+            if self.input is not None:
+                self.input.register(poll)
             ready = [fd for fd, _ in poll.poll(50 if busy else 1000)]
+            if self.input is not None and self.input.write(ready):
+                self._send(wire.STDIN)
             if wake in ready:
                 os.read(wake, 4096)
                 self._report_pause()
@@ -264,11 +274,15 @@ class Agent:
             if kind == wire.STOP or (number == signal.SIGTERM and not catches(self.child.pid, number)):
                 self._end_rank(wire.ENDED_BY_HVDRUN)
             elif number is not None:
+                if number == signal.SIGINT:
+                    self.ended_by = self.ended_by or wire.ENDED_BY_HVDRUN
                 self._pass_on(number)
             elif kind == wire.SAVE and catches(self.child.pid, signal.SIGTERM):
                 self._pass_on(signal.SIGTERM)
             elif kind == wire.ASK:
                 self.stack_requests.append((payload, StackCollector(self.child.pid)))
+            elif kind == wire.STDIN and self.input is not None:
+                self.input.feed(payload)
             elif kind == wire.EVENT and self.channel is not None:
                 with contextlib.suppress(OSError):  # it has ended, or does not listen
                     self.channel.send(payload, socket.MSG_DONTWAIT)
@@ -306,9 +320,11 @@ class Agent:
     def _pass_on(self, number: signal.Signals) -> None:
         """Send the command a signal; and what it has started too, unless it has a handler and so its own idea of that.
 
-        A training that is to save cannot do without the processes that load its data.
+        A training that is to save cannot do without the processes that load its data. SIGINT comes to all of them, as
+        from a terminal: a shell has a handler, and waits for what it has started.
         """
-        if self.child is not None and self.child.returncode is None and catches(self.child.pid, number):
+        running = self.child is not None and self.child.returncode is None
+        if self.child is not None and running and number != signal.SIGINT and catches(self.child.pid, number):
             self.child.send_signal(number)
         else:
             self._signal_group(number)
@@ -334,7 +350,7 @@ class Agent:
     def _say(self, text: str) -> None:
         self._emit(wire.STDERR, self.prefix + f"hvdkit: {text}\n".encode())
 
-    def _send(self, kind: bytes, payload: bytes) -> None:
+    def _send(self, kind: bytes, payload: bytes = b"") -> None:
         if self.control is not None:
             try:
                 self.control.send(kind, payload)

@@ -21,6 +21,9 @@ _RANKS = (
 )
 
 
+_SITE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../startup/site"))
+
+
 class RankIdentity(NamedTuple):
     """A rank's place in the job; 0 for a size that the launcher does not tell.
 
@@ -135,6 +138,9 @@ def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], thr
     """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
+    paths = list(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if _SITE not in paths:  # see hvdkit.startup
+        variables["PYTHONPATH"] = os.pathsep.join([_SITE, *paths])
     for name, value in orders.items():
         variables.setdefault(name, value)
     if "OMPI_COMM_WORLD_RANK" in variables and "JAX_COORDINATOR_ADDRESS" in variables:

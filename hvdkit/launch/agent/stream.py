@@ -22,11 +22,15 @@ _LONGEST_SEQUENCE = 256
 _COLOURS = (36, 32, 33, 35, 34)
 
 
-def colour_prefix(prefix: bytes, rank: int, wish: str) -> bytes:
-    """Write a prefix in the rank's colour, if that is the wish (HVDKIT_PREFIX=colour)."""
+def format_prefix(rank: int, host: str, wish: str) -> tuple[bytes, bytes]:
+    """Write the prefix of a rank's lines: plain, and in the rank's colour if that is the wish.
+
+    host: "" on one host. wish: HVDKIT_PREFIX, "0" for no prefix, "colour" for colours.
+    """
+    plain = b"" if wish == "0" else f"[{rank}{host and ' '}{host}] ".encode()
     if wish != "colour":
-        return prefix
-    return b"\x1b[%dm%b\x1b[0m " % (_COLOURS[rank % len(_COLOURS)], prefix.rstrip())
+        return plain, plain
+    return plain, b"\x1b[%dm%b\x1b[0m " % (_COLOURS[rank % len(_COLOURS)], plain.rstrip())
 
 
 class Prefixer:

@@ -17,6 +17,7 @@ from hvdkit.handshake import AuthenticationError, Session, StrangerError, connec
 PURPOSE = b"hvdrun"  # of the handshake
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
 STACKS = b"D"  # from an agent: the stacks of its rank's processes
+STDIN = b"I"  # from the agent of rank 0: it takes more; from hvdrun: a piece of its own stdin, b"" at the end
 EVENT = b"N"  # messages of hvdkit.launcher_channel: from an agent those of its rank, from hvdrun those for the rank
 HEARTBEAT = b"P"  # from an agent, on a second connection, as the only frame there
 GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun; ASK: for STACKS

@@ -34,6 +34,7 @@ from hvdkit.launch.plan.resolve_hosts import find_addresses
 if TYPE_CHECKING:
     from hvdkit.launch.job.output import Interruption
     from hvdkit.launch.job.runner import Runner
+    from hvdkit.launch.job.standard_input import StandardInput
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,10 +74,12 @@ def _start(
     import asyncio  # slow to import, and not needed for --help and --dry-run
 
     from hvdkit.launch.job.output import Interruption
+    from hvdkit.launch.job.standard_input import StandardInput
 
+    stdin = StandardInput()
     interruption = Interruption(output)
     if not job.config.elastic:
-        return asyncio.run(_build_runner(job, choice, output, interruption).run())
+        return asyncio.run(_build_runner(job, choice, output, interruption, stdin).run())
     from hvdkit.launch.elastic.supervisor import JobSupervisor
 
     if "HVDKIT_WRAP_SEED" in job.variables:
@@ -86,11 +89,11 @@ def _start(
     def build(hosts: tuple[Host, ...], ranks: int) -> Runner:
         number = next(started)
         if number == 1:
-            return _build_runner(job, choice, output, interruption)
+            return _build_runner(job, choice, output, interruption, stdin)
         again = plan_job(options, environ, FoundHosts(hosts, "the remaining hosts"), ranks)
         again = replace(again, variables={**again.variables, "HVDKIT_START": str(number)})
         again = again if job.elastic else restart_instead(again)
-        return _build_runner(again, choice, output, interruption)
+        return _build_runner(again, choice, output, interruption, stdin)
 
     pool = plan_host_pool(options, environ, job, ssh, output.say)
     least = max(1, job.config.min_np)
@@ -98,7 +101,9 @@ def _start(
     return asyncio.run(JobSupervisor(build, job.hosts, job.ranks, policy, pool, output, interruption).run())
 
 
-def _build_runner(job: Job, choice: LauncherChoice, output: Output, interruption: Interruption) -> Runner:
+def _build_runner(
+    job: Job, choice: LauncherChoice, output: Output, interruption: Interruption, stdin: StandardInput
+) -> Runner:
     from hvdkit.launch.job.runner import Runner
 
     logs = job.variables.get("HVDKIT_OUTPUT_DIRECTORY", "")
@@ -116,7 +121,7 @@ def _build_runner(job: Job, choice: LauncherChoice, output: Output, interruption
         return build_launch(replace(job, variables=variables, directory=directory), choice)
 
     addresses = () if job.local else find_addresses(job.hosts)
-    runner = Runner(build, replace(job, addresses=addresses), output, interruption)
+    runner = Runner(build, replace(job, addresses=addresses), output, interruption, stdin)
     if job.verbose:
         mpi = choice.mpi
         if mpi is not None:

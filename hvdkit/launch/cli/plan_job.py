@@ -19,6 +19,7 @@ from hvdkit.launch.elastic.options import find_discovered, plan_elastic
 from hvdkit.launch.hostfiles import FoundHosts, format_hosts
 from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, is_number_of_rank, withhold
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
+from hvdkit.launch.plan.mpi import plan_home
 from hvdkit.launch.plan.network import parse_wish
 from hvdkit.launch.plan.resolve_hosts import check_hosts, count_cores, find_hosts, is_local, plan_daemon_variables
 from hvdkit.launch.plan.resources import choose_ranks, plan_shared_gpus
@@ -60,7 +61,7 @@ def plan_job(
         networks = parse_wish(options.network_interfaces)
         if local:
             notes.append("--network-interfaces has no effect, because all ranks are on this machine.")
-    variables = {**sent, **_refuse_twice(sent, options.settings)}
+    variables = {**plan_home(environ), **sent, **_refuse_twice(sent, options.settings)}
     if not local:
         variables.update(plan_daemon_variables(hosts, networks, environ))
     variables.update(plan_variables(_plan_startup(options), environ))

@@ -6,6 +6,7 @@ The parsers of reports raise ValueError for a malformed one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import secrets
@@ -25,6 +26,7 @@ from hvdkit.launch.job.authenticated_server import (
     time_limit,
 )
 from hvdkit.launch.job.ranks import End, Ranks, Start
+from hvdkit.launch.job.standard_input import StandardInput
 from hvdkit.launch.plan.registration import Registration, check_registration, parse_registration
 from hvdkit.launch.plan.resources import take_fields
 
@@ -83,6 +85,7 @@ class ControlServer:
     ranks: Ranks
     on_output: Callable[[int, bool, bytes], None]  # takes (rank, is it stderr, data)
     elastic: bool = False  # other ranks may start ranks later
+    stdin: StandardInput | None = None  # for rank 0; None: at its end
     #: Set after each registration, start, event, end and loss of a rank.
     changed: ChangeEvent = field(default_factory=ChangeEvent)
     variables: dict[str, str] = field(default_factory=dict)  # with which agents find this server
@@ -220,6 +223,11 @@ class ControlServer:
         elif kind == wire.START:
             self.ranks.start(rank, parse_start(payload))
             self.changed.set()
+        elif kind == wire.STDIN:
+            if self.stdin is not None:
+                self.stdin.request(functools.partial(self.send, rank, wire.STDIN))
+            else:
+                self.send(rank, wire.STDIN)
         elif kind == wire.STACKS:
             query, processes = parse_stacks(payload)
             if query in self._stacks:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
-from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss
+from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss, name_rank
 
-_CHECK_HOSTS = "Check the hosts: run `hvdkit doctor` with the same options for hosts (-H, --hostfile, -p)"
+_FILES, _FILES_OF_A_RANK = 64, 8  # that a launcher opens, with some to spare
 
 
 class Outcome(enum.Enum):
@@ -22,7 +22,7 @@ class Outcome(enum.Enum):
     INTERRUPTED = "hvdrun received a signal"
     REFUSED = "the ranks that registered are not the job that was asked for"
     MISSING_RANKS = "not all ranks started"
-    RANK_DIED = "a rank was killed or lost, or mpirun ended; the other ranks may have saved"
+    RANK_DIED = "a rank was killed or lost, or the launcher ended; the other ranks may have saved"
     FAILED = "the program ended with an error"
 
 
@@ -31,15 +31,28 @@ class JobResult:
     """The result of a job."""
 
     code: int
-    lines: tuple[str, ...] = ()  # for the user; () if the job succeeded
-    show_launcher: bool = False  # the output of mpirun is needed to understand it
+    lines: tuple[str, ...] = ()  # for the user
+    show_launcher: bool = False  # the output of the launcher is needed to understand it
     outcome: Outcome = Outcome.FAILED
+
+
+def advise(ranks: int, *, local: bool, files: int) -> str:
+    """Advise what to check when ranks have not started. local: all on this machine. files: that may be open here."""
+    wanted = _FILES + _FILES_OF_A_RANK * ranks
+    if local and files < wanted:
+        return f"Only {files} files may be open at once here; allow {wanted} or more: ulimit -n {max(1024, wanted)}"
+    if local:
+        return "Check this machine: run `hvdkit doctor`"
+    return "Check the hosts: run `hvdkit doctor` with hvdrun's options for hosts, if any (-H, --hostfile, -p)"
 
 
 def conclude(
     ranks: Ranks,
     status: int,
     *,
+    launcher: str = "mpirun",
+    advice: str = "Run `hvdkit doctor`",
+    elastic: bool = False,
     interrupted: int = 0,
     refused: str = "",
     late_s: float = 0.0,
@@ -48,9 +61,11 @@ def conclude(
     together: bool = False,
     shows: Callable[[int], bool] = lambda rank: True,
 ) -> JobResult:
-    """Conclude how a job ended from the agents' reports and mpirun's exit status.
+    """Conclude how a job ended from the agents' reports and the launcher's exit status.
 
     status: negative for a signal, as in subprocess.
+    launcher: its program. advice: see advise().
+    elastic: ranks were to continue when others die, by hvd.elastic.run.
     interrupted: the signal that hvdrun received; 0 for none.
     refused: why the job was not started; "" if it was.
     late_s: the time limit for ranks to start, if it has passed; else 0.
@@ -77,7 +92,7 @@ def conclude(
         started = ", ".join(dict.fromkeys(host for _, host in sorted(ranks.hosts.items()))) or "none"
         line = (
             f"{_name(missing)} of {ranks.size} had not started after {late_s:g} s; hosts on which ranks started: "
-            f"{started}. {_CHECK_HOSTS}, or give them more time (--start-timeout)."
+            f"{started}. {advice}, or give them more time (--start-timeout)."
         )
         return JobResult(2, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
     altered = sorted(rank for rank, state in ranks.states.items() if state.tampering)
@@ -89,19 +104,21 @@ def conclude(
     lost, failures = ranks.lost, ranks.failures
     only_lost = bool(lost) and not any(end.failed for end in ranks.ended.values())
     if only_lost and len(lost) > 1 and len(lost) + len(ranks.ended) == len(ranks.expected):
-        return _died(code, f"mpirun ended all ranks, with status {code}.")
+        return _died(code, f"{launcher} ended all ranks, with status {code}.")
     if failures and not (only_lost and missing):
         return _blame(ranks, failures, code, logs, lambda rank, end: shows(rank) and (together or end.tail_of_stderr))
     if ranks.succeeded:
         if code == 0 or ranks.left_behind:
-            return JobResult(0, outcome=Outcome.SUCCEEDED)
-        line = f"every rank ended with exit code 0, but mpirun ended with status {code}."
+            unused = elastic and bool(ranks.joined | ranks.lone) and not ranks.training_ended
+            lines = (*_describe_lone(ranks), *([_NOT_ELASTIC] if unused else []))
+            return JobResult(0, lines, outcome=Outcome.SUCCEEDED)
+        line = f"every rank ended with exit code 0, but {launcher} ended with status {code}."
         return JobResult(code, (line,), show_launcher=True)
     if missing:
-        line = f"mpirun ended with status {code} before {_name(missing)} of {ranks.size} had started. {_CHECK_HOSTS}."
+        line = f"{launcher} ended with status {code} before {_name(missing)} of {ranks.size} had started. {advice}."
         return JobResult(code or 1, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
     unfinished = sorted(rank for rank, end in ranks.ended.items() if end.ended_by)
-    return _died(code, f"mpirun ended the job with status {code}; {_name(unfinished)} had not finished.")
+    return _died(code, f"{launcher} ended the job with status {code}; {_name(unfinished)} had not finished.")
 
 
 def conclude_without_output(error: OSError, ranks: int) -> JobResult:
@@ -122,7 +139,7 @@ def _blame(
     first, *others = failures
     end = ranks.states[first].end
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
-    later = [f"after it, {describe_loss(ranks, rank)}." for rank in others if ranks.states[rank].end is not None]
+    later = _describe_later(ranks, [rank for rank in others if ranks.states[rank].end is not None])
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
@@ -132,6 +149,34 @@ def _blame(
         lines += ["its last lines:", *(f"    {line.rstrip()}" for line in end.tail)]
     outcome = Outcome.RANK_DIED if end.killed or end.secondary_failure else Outcome.FAILED
     return JobResult(end.code, (*lines, *later), show_launcher=end.secondary_failure, outcome=outcome)
+
+
+def _describe_later(ranks: Ranks, failures: Sequence[int]) -> list[str]:
+    """Describe failures after the first one, those of one kind in a line."""
+    kinds: dict[str, list[int]] = {}
+    for rank in failures:
+        kinds.setdefault(describe_loss(ranks, rank).removeprefix(name_rank(ranks, rank)), []).append(rank)
+    return [
+        f"after it, {name_rank(ranks, same[0]) if len(same) == 1 else _name(sorted(same))}{how}."
+        for how, same in kinds.items()
+    ]
+
+
+_NOT_ELASTIC = (
+    "--elastic had no effect: no rank ran its training by hvd.elastic.run, so the end of any rank would have ended the "
+    "job."
+)
+_MEETING = "hvd.init(), init_process_group() or MPI"
+
+
+def _describe_lone(ranks: Ranks) -> list[str]:
+    """Describe ranks that trained by themselves. If no rank joined, all must have: others may share work in files."""
+    lone = ranks.lone
+    if ranks.size > 1 and lone == ranks.expected:
+        return [f"no rank called {_MEETING}: these were {len(lone)} separate runs of the whole script."]
+    if lone and ranks.joined:
+        return [f"{_name(sorted(lone))} did not call {_MEETING}, as other ranks did: each ran the script by itself."]
+    return []
 
 
 def _describe_cut_off(ranks: Ranks, logs: str) -> str:

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,6 +21,18 @@ _UNREAD_S = 1.0  # so long a write may wait for its reader when hvdrun was asked
 _PIECE = 1 << 14
 
 
+# Of a line that was closed: its own end, or what draws it anew, with the prefix.
+_STARTS_A_LINE = re.compile(rb"\n|\r|\x1b")
+
+
+class _OpenLine(NamedTuple):
+    """A line without its end. drawn: its rank keeps drawing it anew."""
+
+    rank: int
+    stream: int
+    drawn: bool
+
+
 class _UnreadError(OSError):
     """Nobody reads what is being written."""
 
@@ -28,8 +40,9 @@ class _UnreadError(OSError):
 class Output:
     """Writes what the ranks and hvdrun say to this process's stdout and stderr.
 
-    A line that one rank has left open is closed before another writes. On a terminal, a line that its rank keeps
-    drawing anew (a progress bar) is wiped instead: its rank will draw it again below.
+    A line that one rank has left open is closed before another writes; the rest of it, when it comes, has the rank's
+    prefix too. On a terminal, a line that its rank keeps drawing anew (a progress bar) is wiped instead: its rank will
+    draw it again below.
     """
 
     def __init__(
@@ -42,7 +55,12 @@ class Output:
         self._terminals = tuple(os.isatty(target) for target in self._targets)
         #: Do stdout and stderr go to the same place?
         self.together = all(self._terminals) or _same_file(stdout, stderr)
-        self._open: dict[int, tuple[int, bool]] = {}  # stream -> (who left a line open, is it drawn anew)
+        #: Write the prefix of a rank's lines.
+        self.prefix_of: Callable[[int], bytes] = lambda rank: b""
+        #: Write what is held of the ranks' output; called before each line of hvdrun's own, which may be about it.
+        self.flush_ranks: Callable[[], None] = lambda: None
+        self._open: dict[int, _OpenLine] = {}  # by stream
+        self._cut: set[tuple[int, int]] = set()  # (rank, stream) whose open line another has closed
         #: Why the output cannot be written any more; None while it can.
         self.broken: OSError | None = None
         self._unwritable: set[int] = set()  # streams
@@ -69,15 +87,27 @@ class Output:
         if stream in self._unwritable or (rank != _HVDRUN and not self.shows(rank)):
             return
         line = 0 if self.together else stream
-        if line in self._open and self._open[line][0] != rank:
-            redrawn = self._open.pop(line)[1]
-            data = (b"\r\x1b[K" if redrawn and self._terminals[stream] else b"\n") + data
+        before = self._open.get(line)
+        if (rank, stream) in self._cut:
+            self._cut.discard((rank, stream))
+            if _STARTS_A_LINE.match(data):
+                data = data.removeprefix(b"\n")
+            else:
+                data = self.prefix_of(rank) + data
+            if not data:
+                return
+        if before is not None and before.rank != rank:
+            del self._open[line]
+            redrawn = before.drawn and self._terminals[stream]
+            if not redrawn:
+                self._cut.add((before.rank, before.stream))
+            data = (b"\r\x1b[K" if redrawn else b"\n") + data
         if data.endswith(b"\n"):
             self._open.pop(line, None)
         elif data:
             last = data[data.rfind(b"\n") + 1 :]
             drawn = _REDRAWS.search(last) is not None
-            self._open[line] = (rank, drawn or (line in self._open and self._open[line][1]))
+            self._open[line] = _OpenLine(rank, stream, drawn or (line in self._open and self._open[line].drawn))
         try:
             self._write_all(self._targets[stream], data)
         except OSError as error:
@@ -117,6 +147,7 @@ class Output:
 
     def say(self, line: str) -> None:
         """Write a line of hvdrun's own to stderr."""
+        self.flush_ranks()
         notes, self._notes = self._notes, []
         for note in notes:
             self.say(note)
@@ -177,7 +208,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """Whether hvdrun was asked to end the job, and how.
 
-    number: the first signal; 0 for none. hurried: by another one than SIGTERM, which schedulers send more than once.
+    number: the first signal; 0 for none. hurried: ranks get no time, because of SIGHUP or of a second signal; not of
+    SIGTERM after SIGTERM, which schedulers send more than once.
     on_signal: called after each. output: a write to it that waits for a reader does not keep hvdrun from ending.
     """
 
@@ -206,7 +238,8 @@ class Interruption:
                 loop.remove_signal_handler(number)
 
     def _record(self, number: signal.Signals) -> None:
-        self.hurried = self.hurried or number != signal.SIGTERM
+        again = self.number != 0 and (self.number, number) != (signal.SIGTERM, signal.SIGTERM)
+        self.hurried = self.hurried or again or number == signal.SIGHUP
         self.number = self.number or int(number)
         self.on_signal()
 

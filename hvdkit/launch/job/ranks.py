@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from hvdkit.launcher_channel import (
     CHANGING,
     CHECKPOINTED,
     FIRST_AWAITED,
+    LONE,
     READY,
     TRAINED,
     InitCall,
@@ -35,6 +37,8 @@ _HINTS = {
     signal.SIGBUS: ", often because /dev/shm or a disk is full (see df there)",
     signal.SIGABRT: ", a failed check in compiled code (PYTHONFAULTHANDLER=1 shows where)",
 }
+# In contrast to a traceback there is no comma after the line's number.
+_FAULTHANDLER = re.compile(r'^Fatal Python error: |File ".*", line \d+ in ')
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class RankState:
     phase: Phase = Phase.STARTING
     host: str = ""  # the name that it has for itself; "" until its agent has registered
     joined: bool = False  # it has been in the world of all ranks: in hvd.init(), or by replacing a lost rank
+    lone: bool = False  # it has used a framework, and met no other rank
     start: Start | None = None
     end: End | None = None
     finished_s: float = 0.0  # when it ended or was lost
@@ -168,6 +173,8 @@ class Ranks:
                 state.init_call, state.init_called_s = call, self.clock()
             elif message == READY:
                 state.phase, state.joined, state.init_call = Phase.READY, True, None
+            elif message == LONE:
+                state.lone = True
             elif message == CHANGING:
                 state.phase, state.changing_s = Phase.CHANGING, self.clock()
             elif message.startswith(FIRST_AWAITED) and message[len(FIRST_AWAITED) :].isdecimal():
@@ -266,6 +273,11 @@ class Ranks:
         """All ranks that the job was started with, or those that are left of them, have joined each other."""
         return all(self.states[rank].joined for rank in self.expected if rank < self.size)
 
+    @property
+    def lone(self) -> set[int]:
+        """The ranks that have used a framework, and met no other rank."""
+        return {rank for rank, state in self.states.items() if state.lone and not state.joined}
+
     # Conclusions
 
     @property
@@ -280,6 +292,11 @@ class Ranks:
         members, ended = self.members, self.ended
         failed = any(end.code not in (0, TRY_AGAIN) for rank, end in ended.items() if rank in members)
         return failed or not members.isdisjoint(self.lost) or len(ended) == len(self.hosts)
+
+    @property
+    def all_ended(self) -> bool:
+        """No rank that has started runs any more."""
+        return self.hosts.keys() <= self.ended.keys() | set(self.lost)
 
     @property
     def succeeded(self) -> bool:
@@ -339,10 +356,12 @@ def _failed_by_itself(end: End) -> bool:
     return end.failed and not end.secondary_failure
 
 
-def explain_exit(code: int, number: int) -> str:
-    """Describe an end in words."""
+def explain_exit(code: int, number: int, tail: Sequence[str] = ()) -> str:
+    """Describe an end in words. tail: its last lines."""
     if number:
         hint = _HINTS.get(signal.Signals(number), "") if number in set(signal.Signals) else ""
+        if "PYTHONFAULTHANDLER" in hint and any(_FAULTHANDLER.search(line) for line in tail):
+            hint = hint.partition(" (")[0]
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         return f"was killed by {name}{hint}"
     return f"failed with exit code {code}"
@@ -358,7 +377,7 @@ def describe_loss(ranks: Ranks, rank: int) -> str:
         return f"{who} was lost: the connection to its agent has broken, or its host does not answer"
     if state.killed_by_hvdrun and state.end.signal == signal.SIGKILL:
         return f"{who} was killed by hvdrun after --elastic-patience-s"
-    return f"{who} {explain_exit(state.end.code, state.end.signal)}"
+    return f"{who} {explain_exit(state.end.code, state.end.signal, state.end.tail)}"
 
 
 def name_rank(ranks: Ranks, rank: int) -> str:

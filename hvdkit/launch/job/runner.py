@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -14,22 +15,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
+from hvdkit.launch.agent.segments import remove_dead_segments
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
+from hvdkit.launch.agent.stream import format_prefix
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.outcome import JobResult, conclude, conclude_without_output
+from hvdkit.launch.job.outcome import JobResult, advise, conclude, conclude_without_output
 from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.launch.job.standard_input import StandardInput
+from hvdkit.launch.job.stopped import LOOK_S, StoppedProcesses
+from hvdkit.launch.job.tracebacks import Tracebacks
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
 
 # A failed rank and those that notice it report within milliseconds; if only those have, the cause gets a second.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0
+_INTERRUPTED_END_S = 5.0  # so long ranks may handle Ctrl-C
 _AGENTS_END_S = 2.7  # agents kill their ranks after 2 s
 _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
@@ -41,7 +48,7 @@ class Runner:
     """One job from its start to its end.
 
     build: makes the launch; takes the variables that lead the agents to hvdrun, and the job's directory. interruption:
-    see run_once.
+    see run_once. stdin: for rank 0.
     """
 
     def __init__(
@@ -50,16 +57,23 @@ class Runner:
         job: Job,
         output: Output,
         interruption: Interruption,
+        stdin: StandardInput | None = None,
     ) -> None:
         self.job, self.output = job, output
         self._interruption = interruption
         self.ranks = Ranks(job.ranks)
         self._build = build
-        self._control = ControlServer(self.ranks, self._write, elastic=job.elastic)
+        self._control = ControlServer(self.ranks, self._write, elastic=job.elastic, stdin=stdin)
         self._changed = self._control.changed
         self._queries = QueryServer(self._describe, self._control.take_stacks)
         self._metrics = MetricsServer(self.ranks, self._describe)
         self._survivors = Survivors(self.ranks, self._control, job, self._plan_orders, output.say)
+        self._stopped = StoppedProcesses(
+            self.ranks, output.say, local=job.local, agents_may_stop_s=self._survivors.hang_timeout_s
+        )
+        output.prefix_of = self._format_prefix
+        self._tracebacks = Tracebacks(output.write, self._format_prefix)
+        output.flush_ranks = self._tracebacks.flush
         self._init_watchdog = InitWatchdog(
             self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
         )
@@ -67,6 +81,7 @@ class Runner:
         self._since = time.time()
         self._started = self._ending = self._late = self._failed = False
         self._refused = ""
+        self._launcher, self._prefixes = "mpirun", ""
         self._session = 0  # of the launcher and all that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=job.verbose, wanted=lambda: not self._ending and not self.ranks.failures
@@ -108,6 +123,7 @@ class Runner:
             self._metrics.close()
             await self._control.close()
             folder.close()
+        self._tracebacks.flush()  # also if there is nothing to say
         result = self._conclude(status)
         if result.show_launcher or (result.code == 0 and not self._survivors.cut_off):
             self._launcher_output.show()
@@ -121,6 +137,9 @@ class Runner:
         return conclude(
             self.ranks,
             status,
+            launcher=self._launcher,
+            advice=advise(self.job.ranks, local=self.job.local, files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            elastic=self.job.elastic and self.ranks.size > 1 and self.job.config.engine != "horovod",
             interrupted=self._interruption.number,
             refused=self._refused,
             late_s=self.job.start_timeout_s if self._late else 0.0,
@@ -138,12 +157,14 @@ class Runner:
         environ = {**self.job.environ, **launch.variables}
         for name in launch.removed:
             environ.pop(name, None)
+        self._prefixes = launch.variables.get("HVDKIT_PREFIX", "")
+        self._launcher = os.path.basename(launch.argv[0])
         reaper = SessionReaper(_ESCALATION, folder.path, folder.lock)
         try:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,
                 env=environ,
-                stdin=asyncio.subprocess.DEVNULL if os.isatty(0) else None,
+                stdin=asyncio.subprocess.DEVNULL,  # rank 0 has hvdrun's by its agent
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
@@ -167,6 +188,8 @@ class Runner:
             end_session(process.pid)  # with mpirun killed, its ssh would stay
             status = await ended
             reaper.dismiss()
+            if status:  # Open MPI's ranks may have left theirs to mpirun
+                remove_dead_segments()
             await asyncio.wait([reading], timeout=0.5)
             reading.cancel()
         return status
@@ -181,6 +204,7 @@ class Runner:
             if not self._started and not self._await_registrations(start_by):
                 return
             self._survivors.check()
+            self._stopped.check(self._launcher, self._session)
             self._init_watchdog.check()
             if self._init_watchdog.given_up:
                 return
@@ -224,7 +248,7 @@ class Runner:
         changed = asyncio.create_task(self._changed.wait())
         limits = [
             None if self._started else start_by - asyncio.get_running_loop().time(),
-            _CHECK_S if self._survivors.hang_timeout_s else None,
+            _CHECK_S if self._survivors.hang_timeout_s else LOOK_S,
             self._init_watchdog.left_s(),
         ]
         timeout = min((limit for limit in limits if limit is not None), default=None)
@@ -263,10 +287,12 @@ class Runner:
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End what is left: the ranks through their agents, then mpirun. Agents that are lost in it have not failed."""
         self._ending, self._failed = True, bool(self.ranks.failures)
-        if self._interruption.number == signal.SIGTERM:
-            self._control.send_all(wire.SIGNAL, str(int(signal.SIGTERM)).encode())
+        if self._interruption.number in (signal.SIGTERM, signal.SIGINT) and self._started:
+            self._control.send_all(wire.SIGNAL, str(self._interruption.number).encode())
+            by_user = self._interruption.number == signal.SIGINT
             await self._changed.wait_until(
-                lambda: self.ranks.finished or self._interruption.hurried, self.job.save_timeout_s
+                lambda: (self.ranks.all_ended if by_user else self.ranks.finished) or self._interruption.hurried,
+                _INTERRUPTED_END_S if by_user else self.job.save_timeout_s,
             )
         self._control.stop()
         await self._changed.wait_until(lambda: not self._control.connected, _AGENTS_END_S)
@@ -280,9 +306,18 @@ class Runner:
             await asyncio.wait([ended], timeout=pause)
 
     def _write(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        self.output.write(rank, is_stderr, data)
+        if self.ranks.size > 1 and self.output.shows(rank):
+            self._tracebacks.pass_on(rank, is_stderr, data)
+        else:
+            self.output.write(rank, is_stderr, data)
         if self.output.broken:
             self._changed.set()
+
+    def _format_prefix(self, rank: int) -> bytes:
+        """Write the prefix of a rank's lines, as its agent does."""
+        order = self._control.orders.get(rank, {})
+        host = "" if order.get("one_host", True) else self.ranks.states[rank].host
+        return format_prefix(rank, host, self._prefixes)[1]
 
     def _describe(self) -> dict[str, object]:
         """Describe this job for `hvdkit stacks` and other commands."""

@@ -17,7 +17,7 @@ from hvdkit.world import HVDRUN_RUN_ID
 # Set by the launcher of another job (hvdrun inside a rank): with them a second mpirun would act as part of that job.
 _OTHER_LAUNCHER = re.compile(
     r"OMPI_(?!MCA_|ALLOW_RUN_AS_ROOT).*|PMIX_(?!MCA_).*|PRTE_(?!MCA_).*|PMI_.*|HYDI_.*|HYDRA_PROXY.*|MPI_LOCAL.*"
-    r"|HVDKIT_AGENT|HVDKIT_JOB|HVDKIT_START|HVDKIT_PREFIX|HVDKIT_CONTROL.*|OPAL_PREFIX|ORTE_.*"
+    r"|HVDKIT_AGENT|HVDKIT_JOB|HVDKIT_RANK_PROCESS|HVDKIT_START|HVDKIT_PREFIX|HVDKIT_CONTROL.*|OPAL_PREFIX|ORTE_.*"
 )
 
 # Valid on this host, in this login or in this shell only.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,11 +80,24 @@ def parse_version(text: str) -> tuple[str, str, str] | None:
 
 def query(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float, cure: str) -> str:
     """Return what a launcher prints. Raises LaunchError, with the cure, if it cannot be run or does not end in time."""
-    result = run_program(argv, environ=environ, timeout_s=timeout_s)
+    result = run_program(argv, environ={**plan_home(environ), **environ}, timeout_s=timeout_s)
     if result.status is None or result.status == 127:
         reason = result.ending if result.status is None else result.stderr.strip() or result.ending
         raise LaunchError(f"{' '.join(argv)} failed: {reason}. {cure}")
     return result.output
+
+
+def plan_home(environ: Mapping[str, str]) -> dict[str, str]:
+    """Choose a HOME where there is none, as under cron and systemd; {} where there is.
+
+    Neither Open MPI's mpirun nor its library starts without one. Python too takes the password database's.
+    """
+    if "HOME" in environ:
+        return {}
+    try:
+        return {"HOME": pwd.getpwuid(os.getuid()).pw_dir}
+    except KeyError:  # a container's user without an entry: Docker sets this HOME
+        return {"HOME": "/"}
 
 
 def find_library(mpirun: Path) -> str:
@@ -146,7 +160,7 @@ def _describe(path: Path, environ: Mapping[str, str], *, site: bool) -> Mpi:
 
 def _sets_session_base(mpirun: Path, environ: Mapping[str, str]) -> bool:
     """Does a parameter file of PRRTE, the user's or the installation's, set prte_tmpdir_base?"""
-    home = Path(environ.get("HOME", "/"))
+    home = Path({**plan_home(environ), **environ}["HOME"])
     for file in (home / ".prte" / "mca-params.conf", mpirun.parent.parent / "etc" / "prte-mca-params.conf"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if re.search(r"^\s*prte_tmpdir_base\s*=", file.read_text(), re.MULTILINE):

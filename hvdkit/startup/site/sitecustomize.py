@@ -5,8 +5,10 @@ It must work in any Python 3, cost nothing, and let the environment's own sitecu
 
 import os
 import sys
+from importlib import import_module
 
 _TRIGGERS = ("horovod", "torch", "tensorflow", "keras", "jax")
+_VARIABLES = ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDKIT_COMPARE")
 
 
 class _Beginning:
@@ -17,6 +19,10 @@ class _Beginning:
         if name not in _TRIGGERS:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
+        if _lone_rank is not None:
+            _lone_rank.watch()
+        if not any(map(_asked, _VARIABLES)):
+            return None
         from importlib.util import find_spec
 
         try:
@@ -60,6 +66,7 @@ def _run_the_next_one() -> None:
     spec.loader.exec_module(module)
 
 
-if any(map(_asked, ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDKIT_COMPARE"))):
+_lone_rank = import_module("hvdkit_lone_rank") if _asked("HVDKIT_LAUNCHER_CHANNEL") else None
+if _lone_rank is not None or any(map(_asked, _VARIABLES)):
     sys.meta_path.insert(0, _Beginning())  # type: ignore[arg-type]
 _run_the_next_one()

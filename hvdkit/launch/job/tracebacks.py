@@ -1,0 +1,58 @@
+"""Equal tracebacks of several ranks, which are shown once: an error of the script's usually occurs on all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+from hvdkit.launch.hostfiles.names import fold
+
+_HOLD_S = 0.3  # ranks with the same error print it at about the same time
+_LARGEST = 1 << 20
+_BEGINNING = re.compile(rb"^.*(?:Traceback \(most recent call last\):|hvdkit: rank \S+ .*failed with )", re.MULTILINE)
+# A rank in the first line of hvdkit's, and in every line of torch.distributed's hook.
+_RANK = re.compile(rb"(?<=hvdkit: )rank \d+ on \S+|^\[rank\d+\]", re.MULTILINE)
+
+
+class Tracebacks:
+    """Passes output on; holds a rank's stderr for a moment from a traceback on, to compare it with other ranks'.
+
+    write: takes (rank, is it stderr, data). prefix_of: see Output.
+    """
+
+    def __init__(self, write: Callable[[int, bool, bytes], None], prefix_of: Callable[[int], bytes]) -> None:
+        self._write, self._prefix_of = write, prefix_of
+        self._held: dict[int, bytes] = {}
+
+    def pass_on(self, rank: int, is_stderr: bool, data: bytes) -> None:
+        """Take a piece of a rank's output."""
+        if is_stderr and rank not in self._held and self._prefix_of(rank) and (found := _BEGINNING.search(data)):
+            if not self._held:
+                asyncio.get_running_loop().call_later(_HOLD_S, self.flush)
+            self._held[rank] = b""
+            self._write(rank, True, data[: found.start()])
+            data = data[found.start() :]
+        if not is_stderr or rank not in self._held:
+            self._write(rank, is_stderr, data)
+            return
+        self._held[rank] += data
+        if len(self._held[rank]) > _LARGEST:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        held, self._held = self._held, {}
+        equal: dict[bytes, list[int]] = {}
+        for rank, text in held.items():  # in the order in which they came
+            equal.setdefault(_RANK.sub(b"", self._strip(rank, text)), []).append(rank)
+        for ranks in equal.values():
+            text = held[ranks[0]]
+            if len(ranks) > 1:
+                who = fold(map(str, sorted(ranks))).strip("[]")
+                text = _RANK.sub(f"ranks {who}".encode(), self._strip(ranks[0], text))
+                text = re.sub(rb"^(?=.)", f"[{who}] ".encode(), text, flags=re.MULTILINE)
+            self._write(ranks[0], True, text)
+
+    def _strip(self, rank: int, text: bytes) -> bytes:
+        return re.sub(rb"^" + re.escape(self._prefix_of(rank)), b"", text, flags=re.MULTILINE)
