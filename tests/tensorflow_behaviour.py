@@ -315,7 +315,7 @@ def interrupted() -> None:
 
 
 def two_threads(mode: str) -> None:
-    """A step that begins while another one of the same variables is under way is an error of both, and of later ones."""
+    """A step that begins while another one of the same variables is under way is an error of both and of later ones."""
     with joined():
         weights = tf.Variable([1.0], name="shared")
 
