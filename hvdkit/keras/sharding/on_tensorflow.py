@@ -16,6 +16,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
+from hvdkit.keras.settings import check_shape
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
@@ -106,7 +107,10 @@ class TensorflowShards(ShardDriver):
             self._results.begin()
             self.arrays.begin(self._results)
         for index, array in arrays.items():
-            self.arrays.arrived(index, None if array is None else flat_storage(array, self._tensors[index].dtype))
+            tensor = self._tensors[index]
+            if array is not None:
+                check_shape(tensor.name, array.shape, tensor.shape)
+            self.arrays.arrived(index, None if array is None else flat_storage(array, tensor.dtype))
 
     def _finish(self) -> frozenset[int]:
         unused = frozenset(self.arrays.finish())
