@@ -91,8 +91,11 @@ def train(option: dict[str, Any], tolerance: float = 1e-5, compression: str = "n
         assert_alike(model, reference, tolerance)
 
 
-def buckets() -> None:
-    """A program on JAX has a call a bucket, each with its own gradients only; but the last one, which ends them all."""
+def buckets(option: dict[str, Any], steps: int) -> None:
+    """A program on JAX has a call a bucket, each with its own gradients only; but the last one, which ends them all.
+
+    option: of the optimizer, with which it steps so often.
+    """
     in_place = importlib.import_module("hvdkit.keras.jax_in_place")
     plain = in_place.BufferCall.__call__
     traced: list[list[int]] = []
@@ -107,13 +110,13 @@ def buckets() -> None:
         mock.patch.object(in_place.BufferCall, "__call__", call),
         joined(**settings, fusion_bytes=0),
     ):
-        reference, model, data = make_model(), make_model(), make_data()
-        fit_alone(reference, make_optimizer(SGD), data)
+        reference, model, data, spec = make_model(), make_model(), make_data(), {**SGD, **option}
+        fit_alone(reference, make_optimizer(spec), data)
         calls.clear()
-        fit(model, hvd.DistributedOptimizer(make_optimizer(SGD)), mine(data), rows=ROWS)
+        fit(model, hvd.DistributedOptimizer(make_optimizer(spec)), mine(data), rows=ROWS)
         assert_alike(model, reference)
         assert traced == [[5], [100], [20], [5, 100, 20, 240]]
-        assert calls == [5, 100, 20, 240] * 12
+        assert calls == [5, 100, 20, 240] * steps
 
 
 def moved() -> None:

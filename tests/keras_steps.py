@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine, raises, train
 
 import hvdkit.keras as hvd
@@ -249,6 +250,21 @@ def _traced_only() -> Iterator[list[Any]]:
         yield graphs
     finally:
         torch.compile = compiler
+
+
+def gradients_of_another_kind(shard: str | None) -> None:
+    """A gradient is taken in the dtype of its variable in each step; one of another shape is an error that names it."""
+    with joined():
+        variable = keras.Variable(np.zeros((2, 3)), dtype="float32", name="weights")
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), shard=shard)
+        optimizer.build([variable])
+        for steps, dtype in enumerate(("float32", "float16", "bfloat16"), 1):
+            given = "float16" if hvd.rank() else dtype
+            optimizer.apply([keras.ops.full((2, 3), hvd.rank() + 1.0, given)], [variable])
+            expected = np.full((2, 3), -steps * (hvd.size() + 1) / 2)
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), expected)
+        with raises(ValueError, "weights has shape (3, 2), but the variable has (2, 3)"):
+            optimizer.apply([keras.ops.ones((3, 2))], [variable])
 
 
 def other_names() -> None:

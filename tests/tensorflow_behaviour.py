@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from tensorflow_training import batches, squared, train
 from tensorflow_world import in_mode, joined
 
 import hvdkit.tensorflow as hvd
+from hvdkit.common import util
+from hvdkit.tensorflow.tape import _syncs
 
 
 def missing_gradients(mode: str) -> None:
@@ -130,6 +133,8 @@ def refusals() -> None:
         compiled = tf.function(compute, jit_compile=True)
         outside = tf.function(lambda: [hvd.allreduce(one, op=hvd.Sum) for one in compiled()])
         np.testing.assert_array_equal(outside()[0], [2 * hvd.size()])
+        assert hvd.gpu_available("tensorflow") is hvd.gpu_available(verbose=True) is util.gpu_available("tensorflow")
+        _fails(lambda: hvd.gpu_available("torch"), "hvdkit.common.util.gpu_available('torch')")
         wrongs: list[tuple[dict[str, Any], str]] = [
             ({"op": hvd.Max}, "op"),
             ({"num_groups": -1}, "num_groups"),
@@ -142,6 +147,15 @@ def refusals() -> None:
             lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[variable]),
             "must hold Keras layers",
         )
+        with tf.GradientTape(persistent=True) as tape:
+            loss = variable * 2
+        distributed = hvd.DistributedGradientTape(tape)
+        for name in ("jacobian", "batch_jacobian"):
+            _fails(lambda name=name: getattr(distributed, name)(loss, variable), f"Call {name}() of the tape that you")
+        np.testing.assert_array_equal(tape.jacobian(loss, variable), [[2.0]])
+        for shape in (None, [None]):
+            free = tf.Variable([1.0], name="free", shape=tf.TensorShape(shape))
+            _fails(lambda free=free: distributed.gradient(loss, [variable, free]), "free has shape", "without shape=")
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.complex(variable, variable))
         _fails(lambda: hvd.DistributedGradientTape(tape).gradient(loss, [tf.Variable([1j])]), "complex")
@@ -298,6 +312,40 @@ def interrupted() -> None:
         if hvd.rank() == 0:
             _fails(lambda: step(tf.constant(500)), "gradient of first has shape (500,), but the variable has (1000,)")
         step(tf.constant(1000))
+
+
+def two_threads(mode: str) -> None:
+    """A step that begins while another one of the same variables is under way is an error of both and of later ones."""
+    with joined():
+        weights = tf.Variable([1.0], name="shared")
+
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = weights * 2
+            return hvd.DistributedGradientTape(tape).gradient(loss, [weights])
+
+        function, failed = in_mode(mode, step), []
+        np.testing.assert_array_equal(function()[0], [2.0])
+        if hvd.rank() > 0:
+            hvd.barrier()
+            np.testing.assert_array_equal(function()[0], [2.0])
+            return
+
+        def wait_for_the_others() -> None:
+            _fails(function, "twice at once", "(shared)", "in the same order on all ranks")
+            failed.append(True)
+
+        (sync,) = (one for key, one in _syncs.items() if key[0][0].name == "shared" and one._gradients)
+        working = sync._gradients._sync.one_step._working
+        thread = threading.Thread(target=wait_for_the_others)
+        thread.start()
+        while not (working.locked() and not thread.join(0.2) and working.locked()):
+            pass
+        _fails(step, "twice at once", "(shared)")
+        hvd.barrier()
+        thread.join()
+        assert failed
+        _fails(step, "twice at once", "(shared)")
 
 
 def docstrings() -> None:

@@ -16,6 +16,8 @@ from tensorflow_collectives import equal
 from tensorflow_world import in_mode, joined
 
 import hvdkit.tensorflow as hvd
+from hvdkit.errors import RankLostError
+from hvdkit.tensorflow.tracing import call_in_graph, raise_what_failed
 
 INVALID, PRECONDITION = tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError
 
@@ -232,6 +234,46 @@ def classes_of_errors(mode: str) -> None:
 class _Unpicklable:
     def __reduce__(self) -> Any:
         raise np.exceptions.AxisError(3, 2)
+
+
+def failures_at_once() -> None:
+    """Graphs that have failed by the time one of them is looked at raise what each has failed with."""
+    both_failed = threading.Barrier(2)
+    found: dict[str, Exception] = {}
+
+    def train(text: str) -> None:
+        def fail() -> Any:
+            raise RankLostError(text)
+
+        def step() -> Any:
+            return [call_in_graph(fail, [], [tf.float32], name) for name in ("one", "two")]
+
+        def run() -> None:
+            try:
+                tf.function(step)()
+            finally:
+                both_failed.wait(60)
+
+        try:
+            raise_what_failed(run)()
+        except Exception as error:
+            found[text] = error
+
+    texts = ["Rank 1 has ended.", "Rank 1 has ended. The gradients of kernel were being reduced."]
+    threads = [threading.Thread(target=train, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {text: (type(error), str(error)) for text, error in found.items()} == {
+        text: (RankLostError, text) for text in texts
+    }
+
+    def other() -> None:
+        tf.debugging.assert_equal(1, 2)
+
+    with pytest.raises(INVALID):
+        raise_what_failed(tf.function(other))()
 
 
 def groups_of_different_sizes(mode: str) -> None:

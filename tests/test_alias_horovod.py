@@ -288,6 +288,11 @@ again = hvd.load_model("model%d" % hvd.rank())
 assert np.allclose(again.predict(images, verbose=0), model.predict(images, verbose=0))
 again.compile("sgd", tfk.losses.CategoricalCrossentropy(reduction=tf.keras.losses.Reduction.AUTO), metrics=["mse"])
 assert keras.losses.Reduction.AUTO == "sum_over_batch_size" and again.evaluate(images, labels, verbose=0)[0] > 0
+for root in (keras, tf.keras, tfk):
+    for module in (root.losses, root.metrics):
+        for name in ("mean_squared_error", "mse", "MSE", "mean_absolute_error", "kl_divergence", "kld", "log_cosh"):
+            assert np.isfinite(getattr(module, name)(labels, labels)).all(), (module, name)
+    assert np.allclose(root.losses.cosine_proximity(labels, labels), -1.0)
 again.compile("sgd", "mse", ["mae"], [1.0])
 assert len(again.evaluate(images, labels, verbose=0)) == 2
 again.compile("sgd", "mse", "mae")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -128,6 +129,36 @@ def test_only_who_knows_the_key_is_heard(service: ComputeService) -> None:
     with pytest.raises(ConnectionError, match=r"does not answer .*its file is that of an earlier one"):
         stranger.shutdown()
     client(service).register_dispatcher(0, "grpc://a:7")
+
+
+def sends_a_byte(connection: socket.socket) -> bool:
+    try:
+        return connection.send(b"\0") > 0
+    except OSError:
+        return False
+
+
+def test_strangers_who_send_a_byte_now_and_then_keep_nobody_out(service: ComputeService) -> None:
+    place, ended = service.addresses()["all"][-1], threading.Event()
+    strangers = [socket.create_connection(place) for _ in range(70)]
+
+    def drip() -> None:
+        while not ended.wait(0.5):
+            for at, stranger in enumerate(strangers):
+                if not sends_a_byte(stranger):  # it was dropped, and comes again
+                    stranger.close()
+                    strangers[at] = socket.create_connection(place)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        client(service).register_dispatcher(0, "grpc://a:7")
+        assert client(service).wait_for_dispatcher_registration(0, 30) == "grpc://a:7"
+    finally:
+        ended.set()
+        thread.join()
+        for stranger in strangers:
+            stranger.close()
 
 
 def test_the_end_reaches_all_who_wait_for_it() -> None:

@@ -44,8 +44,11 @@ def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones(backend: str) -
 
 
 @pytest.mark.slow
-def test_buckets_on_jax_are_started_by_calls_of_their_own_and_waited_for_by_the_last() -> None:
-    run_check(2, "jax", "keras_gpu:buckets", env={"STAND_IN_PAUSE_US": "3000"})
+@pytest.mark.parametrize(("option", "steps"), [({}, 12), ({"gradient_accumulation_steps": 2}, 6)], ids=str)
+def test_buckets_on_jax_are_started_by_calls_of_their_own_and_waited_for_by_the_last(
+    option: dict[str, Any], steps: int
+) -> None:
+    run_check(2, "jax", "keras_gpu:buckets", option, steps, env={"STAND_IN_PAUSE_US": "3000"})
 
 
 @pytest.mark.slow

@@ -135,6 +135,13 @@ def test_memory_of_jax(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_steps:{check}")
 
 
+@pytest.mark.native("Horovod's core says it in its own words")
+@pytest.mark.parametrize("backend", ["jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shard", [None, "optimizer"])
+def test_a_gradient_of_another_dtype_or_shape_than_its_variable(backend: str, shard: str | None) -> None:
+    run_check(2, backend, "keras_steps:gradients_of_another_kind", shard)
+
+
 def test_no_memory_of_a_framework_is_laid_out_by_hand() -> None:
     """What XLA hands over is read by JAX's own code, of its own version."""
     folder = Path(hvdkit.__file__).parent / "keras"

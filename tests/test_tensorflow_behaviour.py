@@ -25,6 +25,7 @@ TRACED_ALIKE = pytest.mark.native("on Horovod's core all ranks trace the same gr
         pytest.param("adasum", marks=pytest.mark.native("Horovod's Adasum is for powers of two")),
         "batch_normalization",
         pytest.param("joined_too_early", marks=OWN_WORDS),
+        pytest.param("two_threads", marks=pytest.mark.native("Horovod's core has no buckets")),
     ],
 )
 def test_in_either_mode(check: str, mode: str) -> None:

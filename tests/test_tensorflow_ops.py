@@ -84,6 +84,10 @@ def test_errors_are_those_of_horovod(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:classes_of_errors", mode)
 
 
+def test_each_graph_that_fails_raises_its_own_error() -> None:
+    run_check(2, "tensorflow", "tensorflow_graphs:failures_at_once")
+
+
 @pytest.mark.native(
     "Horovod's core names tensors by the group's size and waits where the sizes differ, as Horovod does"
 )

@@ -12,6 +12,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.measured_shares import HostClock, Meeting, Seconds
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
+from hvdkit.engine.one_step import OneStep
 from hvdkit.engine.planned.arrays import ArraySource, Targets
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Parameters, Strategy
@@ -67,6 +68,8 @@ class ArraySync:
         values: Sequence[Array] = (),
     ) -> None:
         self._group, self._strategy, self._begun = group, strategy, False
+        #: For adapters whose steps come from several threads: they call begin(), arrived() and finish() in its parts.
+        self.one_step = OneStep([tensor.name for tensor in tensors])
         #: Follows each step from now on.
         self.follower: ArrayFollower | None = None
         self._weight, self._clock = 1.0, HostClock(strategy)

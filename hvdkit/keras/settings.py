@@ -97,6 +97,12 @@ def check_variables(variables: Sequence[Any]) -> None:
         check_gradient(f"the variable {_path(variable)}", keras.backend.standardize_dtype(variable.dtype))
 
 
+def check_shape(name: str, shape: Sequence[int], of_variable: Sequence[int]) -> None:
+    """Raise ValueError unless a gradient has the shape of its variable."""
+    if tuple(shape) != tuple(of_variable):
+        raise ValueError(f"The gradient of {name} has shape {tuple(shape)}, but the variable has {tuple(of_variable)}.")
+
+
 def name_variables(variables: Sequence[Any]) -> list[str]:
     """A name for each variable, for errors and for the comparison between ranks.
 

@@ -15,7 +15,7 @@ from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_device import DeviceReduction, open_device_reduction
 from hvdkit.keras.jax_in_place import OrderedCall
-from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.keras.settings import Settings, check_shape, name_variables
 from hvdkit.log import logger
 from hvdkit.transport.buffer import STORAGE, Array
 
@@ -139,7 +139,15 @@ class _Variables:
             raise ValueError(CANNOT_FOLLOW)
 
     def before_step(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that the optimizer is to use, as values of the program that is being traced."""
+        """The gradients that the optimizer is to use, as values of the program that is being traced.
+
+        In the dtypes of the variables, whatever those of `gradients` are. ValueError for another shape.
+        """
+        for name, variable, gradient in zip(self._names, self._variables, gradients, strict=True):
+            check_shape(name, gradient.shape, variable.shape)
+        gradients = [
+            gradient.astype(variable.dtype) for variable, gradient in zip(self._variables, gradients, strict=True)
+        ]
         if not self._traced:
             settle()  # what steps do on the host comes before
             self._device = open_device_reduction(self._settings, self._strategy, self._names, gradients)

@@ -19,7 +19,7 @@ from hvdkit.tensorflow.tracing import call_in_graph, check_nothing_dropped
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit.transport.buffer import Array
 
-_AT_ONCE = (
+_OR_AT_ONCE = (
     "Or gradients of the same variables are being reduced twice at once: by two calls of one tf.function in one run of "
     "a session, or in two threads. Have one wait for the other (tf.control_dependencies), or make two tf.functions of "
     "different names for a session."
@@ -58,13 +58,14 @@ class ArrayGradients:
 
     def reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that the optimizer is to use; None where no rank has one, and where only others do, theirs."""
-        self._results.begin()
-        arrays = [None if each is None else self._flat(index, array_of(each)) for index, each in enumerate(gradients)]
-        unused = self._sync.reduce(arrays, self._results, self._values())
-        return [
-            None if index in unused else as_tensor(self._results.take(index), spec.dtype)
-            for index, spec in enumerate(self._specs)
-        ]
+        with self._sync.one_step.part(self, first=True, last=True):
+            self._results.begin()
+            arrays = [None if one is None else self._flat(index, array_of(one)) for index, one in enumerate(gradients)]
+            unused = self._sync.reduce(arrays, self._results, self._values())
+            return [
+                None if index in unused else as_tensor(self._results.take(index), spec.dtype)
+                for index, spec in enumerate(self._specs)
+            ]
 
     def reduce_in_graph(
         self, gradients: Sequence[Any], wanted: Sequence[int], find: Callable[[], ArrayGradients]
@@ -81,8 +82,8 @@ class ArrayGradients:
             lists,
             gradients,
             dtypes,
-            lambda arrays, first: find()._start(arrays, first=first),
-            lambda: find()._finish(wanted),
+            lambda arrays, first: find()._start(find, arrays, first=first),
+            lambda: find()._finish(find, wanted),
         )
         reduced: list[Any] = [None] * len(gradients)
         for index, result in zip(wanted, results, strict=True):
@@ -90,22 +91,25 @@ class ArrayGradients:
             reduced[index] = result
         return reduced
 
-    def _start(self, arrays: Mapping[int, Array | None], *, first: bool) -> None:
-        if first:
-            self._results.begin()
-            try:
-                self._sync.begin(self._results, self._values())
-            except BackwardInterruptedError as error:
-                raise BackwardInterruptedError(f"{error} {_AT_ONCE}") from error
-        for index, array in arrays.items():
-            self._sync.arrived(index, None if array is None else self._flat(index, array))
+    def _start(self, program: object, arrays: Mapping[int, Array | None], *, first: bool) -> None:
+        sync = self._sync
+        with sync.one_step.part(program, first=first, last=False):
+            if first:
+                try:
+                    sync.begin(self._results, self._values())
+                except BackwardInterruptedError as error:
+                    raise BackwardInterruptedError(f"{error} {_OR_AT_ONCE}") from error
+                self._results.begin()
+            for index, array in arrays.items():
+                sync.arrived(index, None if array is None else self._flat(index, array))
 
-    def _finish(self, wanted: Sequence[int]) -> list[Array]:
-        unused = self._sync.finish(self._values())
-        check_nothing_dropped([spec.name for spec in self._specs], wanted, unused)
-        for index in {*wanted} & {*unused}:
-            self._results.take(index)[...] = 0
-        return [self._results.take(index) for index in wanted]
+    def _finish(self, program: object, wanted: Sequence[int]) -> list[Array]:
+        with self._sync.one_step.part(program, first=False, last=True):
+            unused = self._sync.finish(self._values())
+            check_nothing_dropped([spec.name for spec in self._specs], wanted, unused)
+            for index in {*wanted} & {*unused}:
+                self._results.take(index)[...] = 0
+            return [self._results.take(index) for index in wanted]
 
     def after_step_eagerly(self, values: Sequence[Any]) -> list[Any]:
         """What the variables are from now on; values: what the optimizer has made them."""

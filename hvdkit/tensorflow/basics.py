@@ -31,6 +31,14 @@ init, describe = FRAMEWORK.init, FRAMEWORK.describe
 cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built
 
 
-def gpu_available() -> bool:
-    """Does TensorFlow see a GPU?"""
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Does TensorFlow see a GPU? verbose: accepted, as in Horovod.
+
+    Raises ValueError for another framework's name.
+    """
+    if ext_base_name != "tensorflow":
+        raise ValueError(
+            f"hvdkit.tensorflow's gpu_available({ext_base_name!r}): it is for 'tensorflow'. Use "
+            f"hvdkit.common.util.gpu_available({ext_base_name!r})."
+        )
     return bool(tf.config.list_physical_devices("GPU"))

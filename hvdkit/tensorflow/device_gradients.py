@@ -21,6 +21,7 @@ from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import collective_step
+from hvdkit.engine.one_step import OneStep
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.device_rounds import DeviceRounds
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
@@ -122,7 +123,7 @@ class DeviceGradients:
     ) -> None:
         self._presence, self._arrays, self._rounds = presence, arrays, rounds
         self._device, self._specs, self._sent = device, list(specs), list(sent)
-        self._lock = threading.Lock()
+        self._lock, self._one_step = threading.Lock(), OneStep([spec.name for spec in specs])
         presence.on_zero_round(functools.partial(_take_part, weakref.ref(self)))
 
     def reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
@@ -173,7 +174,7 @@ class DeviceGradients:
                 raise ValueError(
                     f"The gradient of {spec.name} has shape {tuple(one.shape)}, but the variable has {spec.shape}."
                 )
-        with self._lock:
+        with self._one_step.part(self, first=True, last=True), self._lock:
             missing = frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
             unused = self._presence.tell(missing)
             return self._add_up(gradients), unused

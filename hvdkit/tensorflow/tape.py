@@ -27,6 +27,12 @@ from hvdkit.tensorflow.variables import describe
 Reduce = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
+_NO_JACOBIAN = (
+    "DistributedGradientTape() has no {name}() of all ranks. Call {name}() of the tape that you wrapped, and "
+    "hvd.allreduce() with its result."
+)
+
+
 class _DistributedTape:
     """What a wrapped tape has beside its own class; mixed in before it."""
 
@@ -64,6 +70,14 @@ class _DistributedTape:
         for index, gradient in zip(shared, reduced, strict=True):
             gradients[index] = gradient
         return _like(structure, gradients)
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise NotImplementedError: gradient() alone is of all ranks."""
+        raise NotImplementedError(_NO_JACOBIAN.format(name="jacobian"))
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise NotImplementedError: gradient() alone is of all ranks."""
+        raise NotImplementedError(_NO_JACOBIAN.format(name="batch_jacobian"))
 
     def _scaled(self, gradient: Any) -> Any:
         if gradient is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -114,8 +115,8 @@ def call_on_device(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any],
         try:
             with running:
                 return function(*given)
-        except (HorovodInternalError, NotInitializedError) as error:
-            _raised[:] = [error]
+        except HorovodInternalError as error:
+            _note(error)
             raise
 
     results = tf.py_function(call, [tf.stop_gradient(one) for one in tensors], list(dtypes), name=name)
@@ -146,7 +147,8 @@ def call_in_graph(
             with running:
                 results = function(*arrays)
         except (HorovodInternalError, NotInitializedError) as error:
-            _raised[:] = [error]
+            if isinstance(error, HorovodInternalError):
+                _note(error)
             if not checked or code_of(error) != tf.errors.FAILED_PRECONDITION:
                 raise
             return [*(np.empty(0, tf.as_dtype(dtype).as_numpy_dtype) for dtype in dtypes), _path_of(error)]
@@ -208,8 +210,17 @@ def _call_in_thread(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any]
     )
 
 
-#: What a graph's operation has raised last: of its error TensorFlow lets only the text through.
-_raised: list[Exception] = []
+#: What operations of graphs have raised and behind() has not found yet, the last ones: of an error TensorFlow lets only
+#: the text through.
+_raised: deque[HorovodInternalError] = deque(maxlen=64)
+_noting = threading.Lock()
+
+
+def _note(error: HorovodInternalError) -> None:
+    with _noting:
+        for other in _raised:
+            other.__traceback__ = None  # whose frames hold gradients
+        _raised.append(error)
 
 
 def raise_what_failed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -235,7 +246,17 @@ def raise_what_failed(function: Callable[Arguments, Result]) -> Callable[Argumen
 
 
 def behind(error: tf.errors.OpError) -> HorovodInternalError | None:
-    """What hvdkit raised inside the graph that has failed with this error; None if it did not. It is told once."""
-    found = _raised.pop() if _raised else None
-    text = str(found).encode()[:_PATH_BYTES].decode(errors="ignore")
-    return found if isinstance(found, HorovodInternalError) and text in (error.message or "") else None
+    """Find what hvdkit raised inside the graph that has failed with this error, by its text; None if it did not.
+
+    Each is found once.
+    """
+    with _noting:
+        fitting = [one for one in _raised if (text := _text_of(one)) and text in (error.message or "")]
+        found = max(fitting, key=lambda one: len(str(one)), default=None)  # the text of one may be part of another's
+        if found is not None:
+            _raised.remove(found)
+        return found
+
+
+def _text_of(error: Exception) -> str:
+    return str(error).encode()[:_PATH_BYTES].replace(b"\0", b" ").decode(errors="ignore")

@@ -49,13 +49,14 @@ def _own_name(variable: Any) -> str:
 
 
 def _shape(variable: Any, at: int) -> tuple[int, ...]:
-    dimensions = tuple(variable.shape)
-    if any(dimension is None for dimension in dimensions):
+    shape = tf.TensorShape(variable.shape)
+    if not shape.is_fully_defined():
         raise ValueError(
-            f"{_name(variable, at)} has shape {dimensions}. hvdkit reduces gradients of variables and tensors only if "
-            f"their shape is fully known when the tf.function is traced. Set it with tf.ensure_shape()."
+            f"{_name(variable, at)} has shape {shape}. hvdkit reduces gradients of variables and tensors only if their "
+            f"shape is fully known. Make a variable without shape=, and a new one for another shape; set a tensor's "
+            f"shape with tf.ensure_shape()."
         )
-    return tuple(int(dimension) for dimension in dimensions)
+    return tuple(map(int, shape))
 
 
 def view_of(variable: Any) -> Array:

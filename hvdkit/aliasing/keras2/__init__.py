@@ -43,6 +43,8 @@ def apply(keras: ModuleType) -> None:
         after_import(f"{root}.preprocessing", backend.apply_to_preprocessing)
         after_import(f"{root}.preprocessing.image", backend.apply_to_image)
         after_import(f"{root}.layers", add_old_layers)
+        after_import(f"{root}.losses", losses.apply_to_functions)
+        after_import(f"{root}.metrics", losses.apply_to_functions)
         after_import(f"{root}.models", saving.apply_to_loader)
         after_import(f"{root}.saving", saving.apply_to_loader)
         for parent in parents():

@@ -21,6 +21,7 @@ from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, address_of, check_in_place, works
+from hvdkit.keras.settings import check_shape
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.transport.buffer import STORAGE, Array
 
@@ -70,6 +71,8 @@ class JaxShards(ShardDriver):
         kinds = [
             jax.ShapeDtypeStruct((pieces[index].count,), dtype) for index, dtype in zip(wanted, dtypes, strict=True)
         ]
+        for index in present:
+            check_shape(self._tensors[index].name, gradients[index].shape, self._tensors[index].shape)
         inputs = {index: gradients[index].astype(self._tensors[index].dtype) for index in present}
         scattered: list[Any] = [None] * len(pieces)
         for index, result in zip(wanted, self._scatters[present, in_lists](inputs, kinds), strict=True):

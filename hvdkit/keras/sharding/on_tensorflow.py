@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.engine.groups import Group
+from hvdkit.engine.one_step import OneStep
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.errors import HorovodInternalError
+from hvdkit.keras.settings import check_shape
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
@@ -43,6 +45,7 @@ class TensorflowShards(ShardDriver):
         self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=threads)
+        self._one_step = OneStep([tensor.name for tensor in tensors])
         self._dtypes = [tensors[piece.tensor].dtype for piece in self.arrays.pieces]
         self._results = ResultMemory([(piece.count,) for piece in self.arrays.pieces], self._dtypes)
         self._wholes = ResultMemory([tuple(one.shape) for one in tensors], [one.dtype for one in tensors])
@@ -72,11 +75,11 @@ class TensorflowShards(ShardDriver):
         if tf.executing_eagerly():
             for first, index in enumerate(reversed(range(len(given)))):
                 array, given[index] = None if given[index] is None else array_of(given[index]), None
-                self._start({index: array}, first=not first)
-            unused = self._finish()
+                self._start(given, {index: array}, first=not first)
+            unused, arrays = self._finish(given, range(len(pieces)))
             return [
-                None if piece.tensor in unused else as_tensor(self._results.take(index), self._dtypes[index])
-                for index, piece in enumerate(pieces)
+                None if piece.tensor in unused else as_tensor(array, dtype)
+                for piece, array, dtype in zip(pieces, arrays, self._dtypes, strict=True)
             ]
         present, find = {index for index, gradient in enumerate(given) if gradient is not None}, _finder(self)
         wanted = [index for index, piece in enumerate(pieces) if piece.tensor in present]
@@ -84,14 +87,15 @@ class TensorflowShards(ShardDriver):
 
         def finish() -> list[Array]:
             driver = find()
-            check_nothing_dropped([tensor.name for tensor in driver._tensors], present, driver._finish())
-            return [driver._results.take(index) for index in wanted]
+            unused, arrays = driver._finish(find, wanted)
+            check_nothing_dropped([tensor.name for tensor in driver._tensors], present, unused)
+            return arrays
 
         results = call_by_lists(
             self.arrays.plan.divide_tensors(present) if self._early else [list(reversed(range(len(given))))],
             given,
             dtypes,
-            lambda arrays, first: find()._start(arrays, first=first),
+            lambda arrays, first: find()._start(find, arrays, first=first),
             finish,
             ahead=_AHEAD,
         )
@@ -101,19 +105,25 @@ class TensorflowShards(ShardDriver):
             scattered[index] = result
         return scattered
 
-    def _start(self, arrays: Mapping[int, Array | None], *, first: bool) -> None:
-        if first:
-            self._results.begin()
-            self.arrays.begin(self._results)
-        for index, array in arrays.items():
-            self.arrays.arrived(index, None if array is None else flat_storage(array, self._tensors[index].dtype))
+    def _start(self, program: object, arrays: Mapping[int, Array | None], *, first: bool) -> None:
+        with self._one_step.part(program, first=first, last=False):
+            if first:
+                self.arrays.begin(self._results)
+                self._results.begin()
+            for index, array in arrays.items():
+                tensor = self._tensors[index]
+                if array is not None:
+                    check_shape(tensor.name, array.shape, tensor.shape)
+                self.arrays.arrived(index, None if array is None else flat_storage(array, tensor.dtype))
 
-    def _finish(self) -> frozenset[int]:
-        unused = frozenset(self.arrays.finish())
-        for index, piece in enumerate(self.arrays.pieces):
-            if piece.tensor in unused:
-                self._results.take(index)[...] = 0
-        return unused
+    def _finish(self, program: object, wanted: Sequence[int]) -> tuple[frozenset[int], list[Array]]:
+        """The tensors that no rank has a gradient of, and the results of these pieces; zeros of such tensors."""
+        with self._one_step.part(program, first=False, last=True):
+            unused = frozenset(self.arrays.finish())
+            for index, piece in enumerate(self.arrays.pieces):
+                if piece.tensor in unused:
+                    self._results.take(index)[...] = 0
+            return unused, [self._results.take(index) for index in wanted]
 
     @in_python
     def gather(self, pieces: Sequence[Any], due: Any) -> None:

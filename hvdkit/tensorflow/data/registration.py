@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdkit.config import read_environment
-from hvdkit.handshake import ANSWER_BYTES, Challenge, Session, open_connection, receive_exactly
+from hvdkit.handshake import Session, open_connection
 from hvdkit.transport.addresses import address_of, address_towards, list_addresses, read_interface
+from hvdkit.transport.handshakes import Handshakes
 
 _PURPOSE = b"tf.data service"
 _FRAME = b"J"
-_HANDSHAKE_S = 5.0
-_HANDSHAKES = 64
+_LOOK_S = 1.0
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0  # for an answer, beyond the time that the other side may wait
 _CLOSE_S = 5.0
@@ -47,7 +47,6 @@ class ComputeService:
         self._ended_dispatchers: set[int] = set()
         self._ended = False
         self._changed = threading.Condition()
-        self._handshakes = threading.Semaphore(_HANDSHAKES)
         self._serving: set[threading.Thread] = set()
         self._listener = socket.create_server(("", 0), backlog=128)
         threading.Thread(target=self._accept, name="hvdkit tf.data registration", daemon=True).start()
@@ -70,38 +69,23 @@ class ComputeService:
                 thread.join(_CLOSE_S)
 
     def _accept(self) -> None:
-        while not self._ended:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self._handshakes.acquire()
-            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
-            self._serving.add(thread)
-            thread.start()
+        handshakes = Handshakes(self._listener, self._key, _PURPOSE)
+        try:
+            while not self._ended:
+                for proven, connection in handshakes.go_on(_LOOK_S):
+                    thread = threading.Thread(target=self._serve, args=(connection, proven.session), daemon=True)
+                    self._serving.add(thread)
+                    thread.start()
+        finally:
+            handshakes.close()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, session: Session) -> None:
         try:
             with connection, contextlib.suppress(OSError, ValueError):  # who connected goes away, or sends nonsense
-                session = self._shake_hands(connection)
-                if session is not None:
-                    payload = receive_frame(connection, session)
-                    connection.sendall(session.seal(_FRAME, json.dumps(self._answer(payload)).encode()))
+                payload = receive_frame(connection, session)
+                connection.sendall(session.seal(_FRAME, json.dumps(self._answer(payload)).encode()))
         finally:
             self._serving.discard(threading.current_thread())
-
-    def _shake_hands(self, connection: socket.socket) -> Session | None:
-        try:
-            connection.settimeout(_HANDSHAKE_S)
-            challenge = Challenge(self._key, _PURPOSE)
-            connection.sendall(challenge.nonce)
-            proven = challenge.check(receive_exactly(connection, ANSWER_BYTES))
-            if proven is None:
-                return None
-            connection.sendall(proven.proof)
-            return proven.session
-        finally:
-            self._handshakes.release()
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -1,0 +1,103 @@
+"""Handshakes of those who connect to a listening socket, driven by one thread that waits for all of them."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hvdkit.handshake import ANSWER_BYTES, Challenge, Proven
+
+HANDSHAKE_S = 5.0  # for all of one; whoever is not done in time comes again
+HANDSHAKES = 64  # at a time
+_PAUSE_S = 0.05
+
+
+class _Handshake(NamedTuple):
+    """One that has connected and has not proven the secret yet. since: by time.monotonic()."""
+
+    connection: socket.socket
+    challenge: Challenge
+    since: float
+    answer: bytearray
+
+
+class Handshakes:
+    """Handshakes beside each other, so that a stranger who sends nothing, or too slowly, keeps nobody waiting.
+
+    secret, purpose, rank: see hvdkit.handshake.Challenge.
+    most: at a time; the oldest is dropped for one more.
+    """
+
+    def __init__(
+        self, listener: socket.socket, secret: bytes, purpose: bytes, rank: int = 0, *, most: int = HANDSHAKES
+    ) -> None:
+        self._listener, self._secret, self._purpose, self._rank = listener, secret, purpose, rank
+        self._most = most
+        self._open: dict[int, _Handshake] = {}  # by file descriptor, the oldest first
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        listener.settimeout(0)
+
+    def go_on(self, wait_s: float) -> Iterator[tuple[Proven, socket.socket]]:
+        """Wait for some bytes, at most so long; yield those, with their connections, that are done by then."""
+        wait_s = min(wait_s, HANDSHAKE_S) if self._open else wait_s
+        for number, _ in self._poll.poll(1000 * wait_s):
+            if number == self._listener.fileno():
+                self._accept()
+            elif number in self._open:
+                yield from self._read(self._open[number])
+        for one in list(self._open.values()):
+            if one.since < time.monotonic() - HANDSHAKE_S:
+                self._leave(one)
+
+    def close(self) -> None:
+        """Drop those that are not done."""
+        for one in list(self._open.values()):
+            self._leave(one)
+
+    def _accept(self) -> None:
+        if len(self._open) >= self._most:
+            self._leave(next(iter(self._open.values())))
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # who came has gone again, or there is no room for another file
+            time.sleep(_PAUSE_S)
+            return
+        connection.settimeout(0)
+        challenge = Challenge(self._secret, self._purpose, self._rank)
+        self._open[connection.fileno()] = one = _Handshake(connection, challenge, time.monotonic(), bytearray())
+        self._poll.register(connection, select.POLLIN)
+        try:
+            connection.send(challenge.nonce)
+        except OSError:
+            self._leave(one)
+
+    def _read(self, one: _Handshake) -> Iterator[tuple[Proven, socket.socket]]:
+        try:
+            piece = one.connection.recv(ANSWER_BYTES - len(one.answer))
+        except BlockingIOError:  # the event was of an earlier connection with this descriptor
+            return
+        except OSError:
+            piece = b""
+        one.answer.extend(piece)
+        if piece and len(one.answer) < ANSWER_BYTES:
+            return
+        proven = one.challenge.check(bytes(one.answer)) if piece else None
+        self._leave(one, keep=proven is not None)
+        if proven is not None:
+            try:
+                one.connection.settimeout(HANDSHAKE_S)
+                one.connection.sendall(proven.proof)
+            except OSError:
+                one.connection.close()
+                return
+            yield proven, one.connection
+
+    def _leave(self, one: _Handshake, *, keep: bool = False) -> None:
+        self._poll.unregister(one.connection)
+        del self._open[one.connection.fileno()]
+        if not keep:
+            one.connection.close()
