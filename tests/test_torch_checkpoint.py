@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import zipfile
 import signal
 from pathlib import Path
 from typing import Any
@@ -205,17 +206,20 @@ def load_evil(directory: Path) -> str:
     with joined():
         model = nn.Linear(2, 2)
         if hvd.rank() == 0:
-            for number in range(2):
+            for number in range(3):
                 shelf = CheckpointDirectory(directory / str(number))
                 folder = shelf.begin()
                 torch.save({"model": Evil()}, folder / "state.pt")
                 if number == 1:  # torch's older form is a pickle as it is
                     (folder / "state.pt").write_bytes(pickle.dumps({"model": Evil()}))
+                elif number == 2:
+                    with zipfile.ZipFile(folder / "state.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+                        archive.writestr("archive/data.pkl", bytes(1 << 20))
                 (folder / "values.json").write_text(json.dumps({"values": {}, "random": []}))
                 shelf.commit(folder, {})
         hvd.barrier()
         said = ""
-        for number in range(2):
+        for number in range(3):
             with pytest.raises(CheckpointError) as error:
                 hvd.checkpoint.load(directory / str(number), model=model)
             said += str(error.value)
@@ -227,6 +231,7 @@ def test_a_file_from_anybody_executes_nothing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     for said in run_ranks(2, load_evil, tmp_path, fresh=True):
         assert said.count("cannot be loaded: UnpicklingError") == 2
+        assert "archive/data.pkl in state.pt is compressed" in said
     pickle.loads(pickle.dumps(Evil()))
     assert (tmp_path / "executed").exists(), "the test itself is not able to see it"
     (tmp_path / "executed").unlink()

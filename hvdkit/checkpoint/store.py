@@ -12,6 +12,7 @@ from typing import Any
 
 from hvdkit.checkpoint.checkpointable import Checkpointable
 from hvdkit.checkpoint.directory import CheckpointDirectory
+from hvdkit.checkpoint.files import open_regular
 from hvdkit.checkpoint.randomness import read_random, set_random
 from hvdkit.checkpoint.writer import Writer
 from hvdkit.engine import runtime as engine
@@ -120,7 +121,8 @@ class Store:
                 return "", "", {}
             folder = self._directory.folder(number)
             place = str(folder)
-            contents = json.loads((folder / _VALUES).read_text())
+            with open_regular(folder / _VALUES) as file:
+                contents = json.load(file)
             if different := sorted(self.values.keys() ^ contents["values"].keys()):
                 raise ValueError(f"the checkpoint and this job have different values: {', '.join(different)}")
             self._state.read(folder)

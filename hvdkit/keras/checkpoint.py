@@ -18,6 +18,7 @@ from hvdkit.errors import Preempted
 from hvdkit.keras.backends import settle
 from hvdkit.keras.sharding.optimizer import find_sharded
 from hvdkit.keras.state import broadcast_model, equal_variables, saved_variables, sync_state
+from hvdkit.keras.weights_file import check_weights_file
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
 
@@ -149,6 +150,7 @@ class KerasKept:
         if not self._model.built:
             raise ValueError("the model has no weights yet. Start it with keras.Input, or call model.build() first")
         self._build_optimizer()
+        check_weights_file(folder / _FILE)
         self._model.load_weights(folder / _FILE)
         if self._others:
             self._others.read(folder)

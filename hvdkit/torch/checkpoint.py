@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
+from hvdkit.checkpoint.files import check_archive, open_regular
 from hvdkit.checkpoint.randomness import decode, encode
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import CheckpointError, Preempted
@@ -120,7 +121,9 @@ class TorchKept:
         return write
 
     def read(self, folder: Path) -> None:
-        states = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
+        with open_regular(folder / _FILE) as file:
+            check_archive(file, _FILE)
+            states = torch.load(file, map_location="cpu", weights_only=True)
         if different := sorted(states.keys() ^ self._things.keys()):
             raise ValueError(
                 f"the checkpoint holds {', '.join(sorted(states)) or 'nothing'}, but the script passes "
