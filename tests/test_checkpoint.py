@@ -21,6 +21,7 @@ import pytest
 
 from hvdkit.checkpoint.agreement import steps_between
 from hvdkit.checkpoint.arrays import read_arrays, write_arrays
+from hvdkit.checkpoint.checkpoints import refuse_options
 from hvdkit.checkpoint.directory import CheckpointDirectory
 from hvdkit.checkpoint.files import check_archive, open_regular
 from hvdkit.checkpoint.manifest import find_flaw
@@ -247,6 +248,13 @@ def test_values_that_json_would_change_are_refused() -> None:
     for bad in ({"a": (1, 2)}, {"a": {1: 2}}, {"a": object()}, {"a": float("nan")}):
         with pytest.raises(ValueError, match="cannot be saved"):
             _as_json(bad)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("every", "every_s"), ("evry_s", "every_s"), ("max_to_keep", "keep")])
+def test_a_misspelt_option_is_not_saved_as_a_value(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}=3 is no option .* it is {meant}="):
+        refuse_options({"best": 0.5, name: 3})
+    refuse_options({"best": 0.5, "epoch": 1, "step": 2, "keep_prob": 0.5})
 
 
 def test_signals_are_kept_in_mind_and_the_programs_own_handler_is_called() -> None:

@@ -206,7 +206,7 @@ def load_evil(directory: Path) -> str:
     with joined():
         model = nn.Linear(2, 2)
         if hvd.rank() == 0:
-            for number in range(3):
+            for number in range(5):
                 shelf = CheckpointDirectory(directory / str(number))
                 folder = shelf.begin()
                 torch.save({"model": Evil()}, folder / "state.pt")
@@ -215,11 +215,16 @@ def load_evil(directory: Path) -> str:
                 elif number == 2:
                     with zipfile.ZipFile(folder / "state.pt", "w", zipfile.ZIP_DEFLATED) as archive:
                         archive.writestr("archive/data.pkl", bytes(1 << 20))
-                (folder / "values.json").write_text(json.dumps({"values": {}, "random": []}))
+                elif number == 3:
+                    torch.save({"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}}, folder / "state.pt")
+                elif number == 4:
+                    torch.save({"model": model.state_dict()}, folder / "state.pt")
+                random = [{}] if number == 4 else []  # of rank 0 only
+                (folder / "values.json").write_text(json.dumps({"values": {}, "random": random}))
                 shelf.commit(folder, {})
         hvd.barrier()
         said = ""
-        for number in range(3):
+        for number in range(5):
             with pytest.raises(CheckpointError) as error:
                 hvd.checkpoint.load(directory / str(number), model=model)
             said += str(error.value)
@@ -232,6 +237,8 @@ def test_a_file_from_anybody_executes_nothing(tmp_path: Path, monkeypatch: pytes
     for said in run_ranks(2, load_evil, tmp_path, fresh=True):
         assert said.count("cannot be loaded: UnpicklingError") == 2
         assert "archive/data.pkl in state.pt is compressed" in said
+        assert "a tensor of shape [1000000, 1000000] with less data" in said
+        assert "the random state of rank 0 cannot be restored: KeyError" in said
     pickle.loads(pickle.dumps(Evil()))
     assert (tmp_path / "executed").exists(), "the test itself is not able to see it"
     (tmp_path / "executed").unlink()

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from hvdkit.checkpoint.arrays import CheckpointableArrays, SavedVariables, digest_of
-from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
+from hvdkit.checkpoint.checkpoints import TrainingCheckpoints, refuse_options
 from hvdkit.checkpoint.store import Store
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import Preempted
@@ -86,6 +86,7 @@ def save(directory: str | os.PathLike[str], *, model: keras.Model, keep: int = 3
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
+    refuse_options(values)
     store = Store(directory, KerasKept(model), values, keep=keep)
     store.save()
     store.wait()
