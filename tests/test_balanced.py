@@ -310,7 +310,16 @@ def misuse() -> list[str]:
 
 @pytest.mark.ranks
 def test_misuse_is_refused_with_its_cure() -> None:
-    words = ["DistributedOptimizer", "Adasum", "at least 3", "one for each rank", "newer", "batch_sampler", "batch_sampler", "seed"]
+    words = [
+        "DistributedOptimizer",
+        "Adasum",
+        "at least 3",
+        "one for each rank",
+        "newer",
+        "batch_sampler",
+        "batch_sampler",
+        "seed",
+    ]
     for said in run_ranks(3, misuse):
         assert [word in message for word, message in zip(words, said, strict=True)] == [True] * len(words), said
 

@@ -299,7 +299,7 @@ def test_arrays_that_do_not_fit_or_would_execute_something_are_refused(tmp_path:
     with pytest.raises(ValueError, match=r"different entries: more.0, weights.0, weights.1"):
         read_arrays(tmp_path / "whole", {"more": [np.zeros(4)]})
     np.savez(tmp_path / "objects.npz", **{"weights.0": np.array([Path], dtype=object)})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="weights.0 is object"):
+    with pytest.raises(ValueError, match=r"weights\.0 is object"):
         read_arrays(tmp_path / "objects.npz", {"weights": [np.zeros(1)]})
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:100])
     with pytest.raises(ValueError, match="cut cannot be read"):

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import pickle
-import zipfile
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 

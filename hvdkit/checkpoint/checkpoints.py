@@ -17,10 +17,11 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import CheckpointError
 from hvdkit.log import logger
 
-
 #: What other libraries call the options: Keras, TensorFlow, Lightning, Ignite, Transformers.
 _OTHER_NAMES = {
-    **dict.fromkeys(("save_freq", "checkpoint_interval", "save_interval", "interval", "save_every", "period"), "every_s"),
+    **dict.fromkeys(
+        ("save_freq", "checkpoint_interval", "save_interval", "interval", "save_every", "period"), "every_s"
+    ),
     **dict.fromkeys(("every_n_steps", "every_n_train_steps", "every_n_epochs", "save_steps"), "every_s"),
     **dict.fromkeys(("max_to_keep", "keep_last", "keep_last_n", "save_top_k", "n_saved", "save_total_limit"), "keep"),
 }

@@ -24,7 +24,9 @@ def open_regular(path: Path) -> BinaryIO:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"it is a {_KINDS.get(stat.S_IFMT(mode), 'special file')}, not a regular file", str(path))
+        raise OSError(
+            errno.EINVAL, f"it is a {_KINDS.get(stat.S_IFMT(mode), 'special file')}, not a regular file", str(path)
+        )
     return os.fdopen(descriptor, "rb")
 
 
