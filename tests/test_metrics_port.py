@@ -195,7 +195,7 @@ asyncio.run(main())
 
 
 def test_connections_of_others_take_a_few_descriptors_and_write_nothing() -> None:
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     hvdrun = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, **pipes)
     try:
         assert hvdrun.stdin is not None and hvdrun.stdout is not None and hvdrun.stderr is not None
