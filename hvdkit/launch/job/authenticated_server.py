@@ -3,7 +3,7 @@
 Whoever connects has 5 s for the handshake, beside others who do the same; accept_loop.py drops the oldest if they are
 too many. An agent waits 10 s for each step, and tries three times. So connections over which nothing comes do not keep
 it out while they fit into the system's queue (4,096, or net.core.somaxconn if that is less), which is accepted within
-4 s, also if each comes again when it is dropped. Who opens more than that keeps others out of the queue itself.
+4 s, also if each comes again when it is dropped. Who opens more than that can keep others out of the queue.
 """
 
 from __future__ import annotations
