@@ -114,7 +114,7 @@ class MetricsServer:
                 f"--metrics-port {port}: hvdrun cannot listen there: {error.strerror}. Choose another port, or 0 for "
                 "any that is free."
             ) from None
-        self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, _LONGEST)
+        self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, limit=_LONGEST)
         self._accept_loop.listen([listener])
         self._accept_loop.start()
         self.port = listener.getsockname()[1]

@@ -38,7 +38,7 @@ class QueryServer:
         self, describe: Callable[[], Mapping[str, Any]], take_stacks: Callable[[], Awaitable[Mapping[int, Any]]]
     ) -> None:
         self._describe, self._take_stacks = describe, take_stacks
-        self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, _LONGEST)
+        self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, limit=_LONGEST)
         self._ended = asyncio.Event()
         self._code = 0
         self._answered = ChangeEvent()

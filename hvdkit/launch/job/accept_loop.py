@@ -26,8 +26,8 @@ class AcceptLoop:
     """Accepts connections, and runs `serve` in a task for each, which is cancelled to drop it.
 
     serve: the connection is closed when it returns, or raises OSError, EOFError or TimeoutError.
-    most: connections that have not called prove(), at a time; never more than a quarter of this process's limit of
-    open files.
+    most: connections that have not called prove(), at a time; fewer if that is more than a quarter of the files that
+    this process may open, but never fewer than `least`, which the job itself may need.
     backlog: connections in the system's queue. limit: of the reader's buffer, in bytes.
     """
 
@@ -36,9 +36,11 @@ class AcceptLoop:
         serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         most: int,
         backlog: int,
+        *,
+        least: int = 1,
         limit: int = 1 << 16,
     ) -> None:
-        self._serve, self._most, self._backlog, self._limit = serve, most, backlog, limit
+        self._serve, self._most, self._least, self._backlog, self._limit = serve, most, least, backlog, limit
         self._grace_s = GRACE_S
         self._accepting: list[asyncio.Task[None]] = []
         self._unproven: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
@@ -55,7 +57,9 @@ class AcceptLoop:
 
     def start(self) -> None:
         """Begin to accept; to be called in the loop."""
-        self._most = min(self._most, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY:
+            self._most = max(self._least, min(self._most, files // 4))
         self._grace_s = min(GRACE_S, QUEUE_S * self._most / self._backlog)
         self._accepting = [asyncio.create_task(self._accept(one)) for one in self.sockets]
 

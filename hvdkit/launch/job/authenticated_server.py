@@ -82,7 +82,7 @@ class AuthenticatedServer:
         self, secret: bytes, purpose: bytes, serve: Callable[[Channel], Awaitable[None]], processes: int = 0
     ) -> None:
         self._secret, self._purpose, self._serve = secret, purpose, serve
-        self.accept_loop = AcceptLoop(self._greet, max(HANDSHAKES, processes), _BACKLOG)
+        self.accept_loop = AcceptLoop(self._greet, max(HANDSHAKES, processes), _BACKLOG, least=max(1, processes))
 
     def listen_unix(self, path: str) -> None:
         """Listen at a Unix socket. To be called, as all methods, by the loop's thread or before the loop runs."""
