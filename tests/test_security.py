@@ -202,6 +202,14 @@ def test_values_are_overwritten_in_the_command_line_however_they_are_given(words
     assert own == str([*words, "C", "d=b=c"])
 
 
+def test_commands_that_start_hvdrun_overwrite_values_in_their_own_command_line() -> None:
+    code = "import argparse; from hvdkit.tools.training_command import add_hvdrun_options as add; "
+    code += "parser = argparse.ArgumentParser(); add(parser); print(parser.parse_args().hvdrun[0].words); "
+    code += "print(open('/proc/self/cmdline').read().split(chr(0))[3:])"
+    words, shown = subprocess.check_output([sys.executable, "-c", code, "-x", "A=7h15"], text=True).splitlines()
+    assert (words, shown) == ("('-x', 'A=7h15')", "['-x', 'A=****', '']")
+
+
 def listening_sockets() -> set[str]:
     """Inodes of the TCP sockets of this machine that listen."""
     rows = [line.split() for file in ("tcp", "tcp6") for line in Path("/proc/net", file).read_text().splitlines()[1:]]
