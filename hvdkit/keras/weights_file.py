@@ -13,12 +13,12 @@ from hvdkit.checkpoint.files import open_regular
 def check_weights_file(path: Path) -> None:
     """Raise ValueError if an HDF5 file refers to other files, or if its arrays are larger than the file.
 
-    What Keras has saved is neither: its arrays are not compressed. Raises OSError for what is no HDF5 file.
+    What Keras has saved is neither: its arrays are not compressed. Raises what h5py raises for a file that it cannot read.
     """
     h5py = importlib.import_module("h5py")
     total = 0
 
-    def add(name: str, link: Any) -> str | None:  # what it returns ends the visit: h5py loses an exception
+    def add(name: str, link: Any) -> str | None:  # what it returns ends the visit; h5py would change an exception
         nonlocal total
         if not isinstance(link, h5py.HardLink):
             return f"{name} is a {type(link).__name__}, which no checkpoint of hvdkit has"
@@ -29,9 +29,10 @@ def check_weights_file(path: Path) -> None:
             total += entry.nbytes
         return None
 
-    with open_regular(path) as file, h5py.File(file, "r") as content:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    with h5py.File(path, "r") as content:
         problem = content.visititems_links(add)
-        size = file.seek(0, os.SEEK_END)
     if total > size:
         problem = problem or f"it has {size} bytes, but its arrays {total} bytes"
     if problem:
