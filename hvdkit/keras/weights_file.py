@@ -13,7 +13,7 @@ from hvdkit.checkpoint.files import open_regular
 def check_weights_file(path: Path) -> None:
     """Raise ValueError if an HDF5 file refers to other files, or if its arrays are larger than the file.
 
-    What Keras has saved is neither: its arrays are not compressed. Raises what h5py raises for a file that it cannot read.
+    What Keras has saved is neither: its arrays are not compressed. Raises what h5py raises for a damaged file.
     """
     h5py = importlib.import_module("h5py")
     total = 0
