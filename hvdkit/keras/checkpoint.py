@@ -37,6 +37,7 @@ class Checkpoints(TrainingCheckpoints):
     model: built; the state of its optimizer is saved with it. every_s: seconds between checkpoints.
     keep: number of checkpoints to keep, the newest ones.
     values: numbers and strings, which are then in `values`; the name "epoch" is used by the callback.
+    Raises TypeError for one whose name is a misspelt option, such as every=60.
     """
 
     def __init__(

@@ -40,6 +40,7 @@ class Checkpoints(TrainingCheckpoints):
     schedulers, GradScaler, ShardedSampler, BalancedSampler, ElasticSampler (do not call its record_batch(): step()
     does). Also numbers and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
     Raises CheckpointError for a model or an optimizer of which each rank has a part only: use hvdkit.parallel.save().
+    Raises TypeError for a number or string whose name is a misspelt option, such as every=60.
     """
 
     def __init__(
