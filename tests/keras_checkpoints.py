@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
-from keras_training import joined, make_data
+from keras_training import joined, make_data, raises
 
 import hvdkit.keras as hvd
 from hvdkit.checkpoint import agreement
+from hvdkit.checkpoint.directory import CheckpointDirectory
+from hvdkit.errors import CheckpointError
 
 EPOCHS = 3
 
@@ -86,10 +90,33 @@ def save_and_load(directory: Path) -> dict[str, Any] | None:
                 file.truncate(100)
         hvd.barrier()
         other = make_model()
+        _refuse_crafted(directory.with_name(f"{directory.name}-crafted"), other)
         found = hvd.checkpoint.load(directory, model=other, best=0.0)
         for variable, value in zip([*other.weights, *other.optimizer.variables], expected, strict=True):
             np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
         return found
+
+
+def _refuse_crafted(directory: Path, model: Any) -> None:
+    """Files of weights that need more memory than they have bytes, or that lead to another file."""
+    for number, words in enumerate(["its arrays 800000000", "is a SoftLink", "is in another file"]):
+        hvd.checkpoint.save(directory / str(number), model=model)
+        if hvd.rank() == 0:
+            shelf = CheckpointDirectory(directory / str(number))
+            folder = shelf.begin()
+            shutil.copytree(shelf.folder(1), folder, dirs_exist_ok=True)
+            (folder / "manifest.json").unlink()
+            with h5py.File(folder / "model.weights.h5", "w") as file:
+                if number == 0:
+                    file.create_dataset("x", (100_000_000,), "f8", chunks=(1000,))
+                elif number == 1:
+                    file["x"] = h5py.SoftLink("/y")
+                else:
+                    file.create_dataset("x", (9,), "u1", external=[("/etc/passwd", 0, 9)])
+            shelf.commit(folder, {})
+        hvd.barrier()
+        with raises(CheckpointError, words):
+            hvd.checkpoint.load(directory / str(number), model=model)
 
 
 def states(directory: Path) -> None:

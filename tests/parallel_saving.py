@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,14 @@ def go_on(sizes: dict[str, Any], directory: str, first: int, last: int, sharded:
 
 def _refuse_another_model(directory: str) -> None:
     other = parallel.shard(make_model(layers=3))
+    fifo = Path(directory) / "__9_9.distcp"
+    if hvd.rank() == 0:
+        os.mkfifo(fifo)
+    hvd.barrier()
+    with pytest.raises(CheckpointError, match="it is a FIFO"):
+        parallel.load(directory, other)
+    if hvd.rank() == 0:
+        fifo.unlink()
     before = [parameter.detach().clone() for parameter in other.parameters()]
     with pytest.raises(CheckpointError, match=r"another model.*layers\.2\."):
         parallel.load(directory, other, make_optimizer(other.parameters()))

@@ -300,6 +300,9 @@ def misuse() -> list[str]:
     old = hvd.data.BalancedSampler(data, BATCH, optimizer)
     sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, every=1, seed=hvd.rank())
     refuse(ValueError, lambda: iter(old))
+    for workers in (0, 1):
+        loader = DataLoader(data, batch_size=2, sampler=sampler, num_workers=workers)
+        refuse(ValueError, lambda loader=loader: next(iter(loader)))  # type: ignore[misc]
     refuse(hvd.HorovodInternalError, lambda: train(model, optimizer, iter(DataLoader(data, batch_sampler=sampler))))
     hvd.shutdown()
     return said
@@ -307,7 +310,16 @@ def misuse() -> list[str]:
 
 @pytest.mark.ranks
 def test_misuse_is_refused_with_its_cure() -> None:
-    words = ["DistributedOptimizer", "Adasum", "at least 3", "one for each rank", "newer", "seed"]
+    words = [
+        "DistributedOptimizer",
+        "Adasum",
+        "at least 3",
+        "one for each rank",
+        "newer",
+        "batch_sampler",
+        "batch_sampler",
+        "seed",
+    ]
     for said in run_ranks(3, misuse):
         assert [word in message for word, message in zip(words, said, strict=True)] == [True] * len(words), said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,9 @@ import pytest
 
 from hvdkit.checkpoint.agreement import steps_between
 from hvdkit.checkpoint.arrays import read_arrays, write_arrays
+from hvdkit.checkpoint.checkpoints import refuse_options
 from hvdkit.checkpoint.directory import CheckpointDirectory
+from hvdkit.checkpoint.files import check_archive, open_regular
 from hvdkit.checkpoint.manifest import find_flaw
 from hvdkit.checkpoint.preemption import Signals
 from hvdkit.checkpoint.store import _as_json
@@ -73,6 +77,27 @@ def manifest(text: str) -> object:
     return lambda folder: (folder / "manifest.json").write_text(text)
 
 
+def listing(files: str) -> object:
+    """A manifest with these files; {} is a file of 3 bytes whose hash is not compared."""
+    return manifest(f'{{"format": 1, "files": {{{files}}}}}'.replace("{}", '{"bytes": 3, "sha256": ""}'))
+
+
+def linked(name: str, target: str) -> object:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return damage
+
+
+def fifo(name: str) -> object:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
 DAMAGE = {
     "a has 1 bytes, but 3 were written": cut,
     "a was changed after it was written: its hash differs": flip,
@@ -86,6 +111,13 @@ DAMAGE = {
         '{"format": 1, "files": {"../a": {"bytes": 1, "sha256": ""}}}'
     ),
     "a is not listed in manifest.json": manifest('{"format": 1, "files": {}}'),
+    "manifest.json cannot be read: ": manifest("[" * 200_000),
+    "manifest.json cannot be read: cannot convert float infinity": listing('"a": {"bytes": Infinity, "sha256": ""}'),
+    "a\0 cannot be read: embedded null": listing('"a": {}, "b": {}, "a\\u0000": {}'),
+    ".. cannot be read: it is a directory, not a regular file": listing('"..": {}, "a": {}, "b": {}'),
+    "a cannot be read: it is a FIFO, not a regular file": fifo("a"),
+    "manifest.json cannot be read: [Errno 22] it is a FIFO, not a regular file": fifo("manifest.json"),
+    "manifest.json cannot be read: [Errno 22] it is a character device, not": linked("manifest.json", "/dev/zero"),
 }
 
 
@@ -218,6 +250,13 @@ def test_values_that_json_would_change_are_refused() -> None:
             _as_json(bad)
 
 
+@pytest.mark.parametrize(("name", "meant"), [("every", "every_s"), ("evry_s", "every_s"), ("max_to_keep", "keep")])
+def test_a_misspelt_option_is_not_saved_as_a_value(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}=3 is no option .* it is {meant}="):
+        refuse_options({"best": 0.5, name: 3})
+    refuse_options({"best": 0.5, "epoch": 1, "step": 2, "keep_prob": 0.5})
+
+
 def test_signals_are_kept_in_mind_and_the_programs_own_handler_is_called() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
@@ -260,8 +299,46 @@ def test_arrays_that_do_not_fit_or_would_execute_something_are_refused(tmp_path:
     with pytest.raises(ValueError, match=r"different entries: more.0, weights.0, weights.1"):
         read_arrays(tmp_path / "whole", {"more": [np.zeros(4)]})
     np.savez(tmp_path / "objects.npz", **{"weights.0": np.array([Path], dtype=object)})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="allow_pickle"):
+    with pytest.raises(ValueError, match=r"weights\.0 is object"):
         read_arrays(tmp_path / "objects.npz", {"weights": [np.zeros(1)]})
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:100])
     with pytest.raises(ValueError, match="cut cannot be read"):
         read_arrays(tmp_path / "cut", arrays)
+
+
+def _claim(shape: tuple[int, ...], descr: str = "<f8") -> bytes:
+    """An .npy file whose header claims more data than there are."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    return header.getvalue() + bytes(24)
+
+
+@pytest.mark.parametrize(
+    ("entry", "compression", "why"),
+    [
+        (_claim((1 << 50,)), zipfile.ZIP_STORED, r"weights.0 is float64 \(1125899906842624,\) in the checkpoint"),
+        (_claim((3,), "|O"), zipfile.ZIP_STORED, r"weights.0 is object \(3,\) in the checkpoint"),
+        (_claim((4,)), zipfile.ZIP_STORED, "weights.0 is float64"),
+        (_claim((3,))[:-1], zipfile.ZIP_STORED, "weights.0 cannot be read: EOF"),
+        (b"\x93NUMPY\x09\x00", zipfile.ZIP_STORED, "weights.0 cannot be read: its .npy version is"),
+        (b"", zipfile.ZIP_STORED, "weights.0 cannot be read: EOF"),
+        (_claim((3,)), zipfile.ZIP_DEFLATED, "weights.0.npy in weights is compressed"),
+    ],
+)
+def test_arrays_whose_header_differs_are_refused_before_memory_is_taken_for_them(
+    entry: bytes, compression: int, why: str, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "weights", "w", compression) as archive:
+        archive.writestr("weights.0.npy", entry)
+    with pytest.raises(ValueError, match=why):
+        read_arrays(tmp_path / "weights", {"weights": [np.zeros(3)]})
+
+
+def test_a_zip_archive_cannot_have_more_data_than_bytes(tmp_path: Path) -> None:
+    """The entries of an archive may overlap: so it has the same bytes a thousand times."""
+    path = tmp_path / "state.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("0", bytes(1000))
+        archive.filelist += archive.filelist * 19
+    with pytest.raises(ValueError, match="20000 bytes in its entries"), open_regular(path) as file:
+        check_archive(file, path.name)

@@ -77,18 +77,41 @@ def test_a_shared_folder_for_temporary_files_is_not_used(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
-def test_a_folder_that_somebody_else_has_prepared_is_not_used(
-    kind: str, places: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_somebody_else_has_prepared_is_not_used(kind: str, places: list[Path]) -> None:
+    """Nor can it keep a job from starting: jobs go to a folder with a random name, in which the others find them."""
+    taken = places[0] / folders._name_folder()
+    if kind == "open":
+        taken.mkdir()
+        taken.chmod(0o777)
+    elif kind == "link":
+        (places[0] / "elsewhere").mkdir(0o700)
+        taken.symlink_to(places[0] / "elsewhere")
+    else:
+        taken.touch()
+    with RuntimeDirectory() as first, RuntimeDirectory() as second:
+        assert Path(first).parent == Path(second).parent, "a random name is used again"
+        assert Path(first).parent.parent == places[0] and Path(first).parent != taken
+        assert find_jobs() == {Path(path).name: path for path in (first, second)}
+        assert len(f"/tmp/{Path(first).parent.name}/4194304-999/control") < 108, "the length of a Unix socket's path"
+    if kind != "file":
+        assert not list(taken.iterdir())
+
+
+def test_an_error_says_whose_folder_it_is_and_who_can_remove_it(
+    places: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place, path in zip(places, map(Path, folders._candidates()), strict=True):
-        if kind == "open":
-            path.mkdir()
-            path.chmod(0o777)
-        elif kind == "link":
-            (place / "elsewhere").mkdir(0o700)
-            path.symlink_to(place / "elsewhere")
-        else:
-            path.touch()
-    with pytest.raises(LaunchError, match="only you can open"):
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)  # so what is made here is another user's
+    with pytest.raises(LaunchError, match=rf"drwx------ of user .*\b{owner}\b.*\. The administrator can remove it"):
         RuntimeDirectory()
-    assert find_jobs() == {}
+
+
+def test_what_a_killed_job_has_left_goes_from_every_folder_of_the_user(places: list[Path]) -> None:
+    (places[0] / folders._name_folder()).touch()
+    killed = RuntimeDirectory()
+    fcntl.flock(killed.lock, fcntl.LOCK_UN)
+    (places[0] / folders._name_folder()).unlink()
+    (places[0] / folders._name_folder()).mkdir(0o700)
+    with RuntimeDirectory() as path:
+        assert Path(path).parent == places[0] / folders._name_folder()
+        assert not Path(killed.path).exists()

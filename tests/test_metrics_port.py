@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import math
 import re
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -170,6 +173,45 @@ def test_who_does_not_read_the_answer_is_not_waited_for(monkeypatch: pytest.Monk
         server.close()
 
     asyncio.run(ask())
+
+
+#: A server in a process of its own, which may have 64 files open. It writes how many it has when the test asks.
+_SERVER = """
+import asyncio, os, resource, sys
+from hvdkit.launch.introspect.metrics import MetricsServer
+from hvdkit.launch.job.ranks import Ranks
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    server = MetricsServer(Ranks(1), lambda: {"name": "job", "since": 1.0})
+    await server.open(0, lambda note: None)
+    print(server.port, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print(len(os.listdir("/proc/self/fd")), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+def test_connections_of_others_take_a_few_descriptors_and_write_nothing() -> None:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    hvdrun = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, **pipes)
+    try:
+        assert hvdrun.stdin is not None and hvdrun.stdout is not None and hvdrun.stderr is not None
+        port = int(hvdrun.stdout.readline())
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                assert b"hvdkit_ranks" in answer.read()
+            hvdrun.stdin.write("\n")
+            hvdrun.stdin.flush()
+            assert int(hvdrun.stdout.readline()) < 40
+        assert (hvdrun.communicate("\n", 20)[1], hvdrun.returncode) == ("", 0)
+    finally:
+        hvdrun.kill()
+        hvdrun.wait()
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -46,6 +46,7 @@ LISTENING = {
 #: What has a call of such a name, and opens nothing that others can connect to.
 NOT_LISTENING = {
     "launch/plan/resolve_hosts.py": "binds a UDP socket to an address, to see whether it is this machine's",
+    "launch/job/accept_loop.py": "listens at sockets that others have bound, which are in the table",
     "tools/doctor/collect/host.py": "binds a port to see whether it is free, and does not listen at it",
     "launch/agent/host_info.py": "binds ports to see whether they are free, and does not listen at them",
     "wrap/keras_fit.py": "binds arguments to a signature",
@@ -197,6 +198,23 @@ def test_a_host_that_is_no_name_reaches_no_command_line(name: str, way: str, tmp
     assert done.returncode == 2 and not done.stdout, done
 
 
+@pytest.mark.parametrize("words", [["-x", "A=b=c"], ["-xA=b=c"], ["--env=A=b=c"], ["-x", "B=", "-x", "A=b=c"]])
+def test_values_are_overwritten_in_the_command_line_however_they_are_given(words: list[str]) -> None:
+    code = "import sys; from hvdkit.launch.cli.own_arguments import hide_values as hide; hide(['A=b=c', 'B=', 'C']); "
+    code += "print(open('/proc/self/cmdline').read().split(chr(0))[3:]); print(sys.argv[1:])"
+    shown, own = subprocess.check_output([sys.executable, "-c", code, *words, "C", "d=b=c"], text=True).splitlines()
+    assert shown == str([*(word.replace("A=b=c", "A=***") for word in words), "C", "d=b=c", ""])
+    assert own == str([*words, "C", "d=b=c"])
+
+
+def test_commands_that_start_hvdrun_overwrite_values_in_their_own_command_line() -> None:
+    code = "import argparse; from hvdkit.tools.training_command import add_hvdrun_options as add; "
+    code += "parser = argparse.ArgumentParser(); add(parser); print(parser.parse_args().hvdrun[0].words); "
+    code += "print(open('/proc/self/cmdline').read().split(chr(0))[3:])"
+    words, shown = subprocess.check_output([sys.executable, "-c", code, "-x", "A=7h15"], text=True).splitlines()
+    assert (words, shown) == ("('-x', 'A=7h15')", "['-x', 'A=****', '']")
+
+
 def listening_sockets() -> set[str]:
     """Inodes of the TCP sockets of this machine that listen."""
     rows = [line.split() for file in ("tcp", "tcp6") for line in Path("/proc/net", file).read_text().splitlines()[1:]]
@@ -217,12 +235,15 @@ def sockets_of(pid: int) -> set[str]:
 def test_on_one_host_nothing_of_ours_listens_on_a_network_and_files_are_private() -> None:
     before = os.umask(0)
     try:
-        with started(2, "import hvdkit.torch as hvd; hvd.init(); " + SLEEP) as hvdrun:
+        with started(2, "import hvdkit.torch as hvd; hvd.init(); " + SLEEP, "-x", "A_TOKEN=7h15") as hvdrun:
             read_pids(hvdrun, 2)
             everything = {hvdrun.pid, *descendants(hvdrun.pid)}
             lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in everything}
             ours = [pid for pid, words in lines.items() if b"prterun" not in words[0] and b"mpirun" not in words[0]]
             assert len(ours) >= 5  # hvdrun, two agents, two ranks
+            assert not [words for words in lines.values() if any(b"7h15" in word for word in words)]
+            assert b"A_TOKEN=****" in lines[hvdrun.pid], "the value of -x is overwritten"
+            assert b"A_TOKEN=7h15" in Path(f"/proc/{ours[-1]}/environ").read_bytes().split(b"\0")
             listening = listening_sockets()
             # What ranks listen with is MPI's: hvdkit has started none of it (--transport auto on one host).
             for pid in ours:

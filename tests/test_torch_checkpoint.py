@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -205,17 +206,25 @@ def load_evil(directory: Path) -> str:
     with joined():
         model = nn.Linear(2, 2)
         if hvd.rank() == 0:
-            for number in range(2):
+            for number in range(5):
                 shelf = CheckpointDirectory(directory / str(number))
                 folder = shelf.begin()
                 torch.save({"model": Evil()}, folder / "state.pt")
                 if number == 1:  # torch's older form is a pickle as it is
                     (folder / "state.pt").write_bytes(pickle.dumps({"model": Evil()}))
-                (folder / "values.json").write_text(json.dumps({"values": {}, "random": []}))
+                elif number == 2:
+                    with zipfile.ZipFile(folder / "state.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+                        archive.writestr("archive/data.pkl", bytes(1 << 20))
+                elif number == 3:
+                    torch.save({"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}}, folder / "state.pt")
+                elif number == 4:
+                    torch.save({"model": model.state_dict()}, folder / "state.pt")
+                random = [{}] if number == 4 else []  # of rank 0 only
+                (folder / "values.json").write_text(json.dumps({"values": {}, "random": random}))
                 shelf.commit(folder, {})
         hvd.barrier()
         said = ""
-        for number in range(2):
+        for number in range(5):
             with pytest.raises(CheckpointError) as error:
                 hvd.checkpoint.load(directory / str(number), model=model)
             said += str(error.value)
@@ -227,6 +236,9 @@ def test_a_file_from_anybody_executes_nothing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     for said in run_ranks(2, load_evil, tmp_path, fresh=True):
         assert said.count("cannot be loaded: UnpicklingError") == 2
+        assert "archive/data.pkl in state.pt is compressed" in said
+        assert "a tensor of shape [1000000, 1000000] with less data" in said
+        assert "the random state of rank 0 cannot be restored: KeyError" in said
     pickle.loads(pickle.dumps(Evil()))
     assert (tmp_path / "executed").exists(), "the test itself is not able to see it"
     (tmp_path / "executed").unlink()

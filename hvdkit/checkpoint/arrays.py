@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.checkpoint.files import check_archive, open_regular
 from hvdkit.transport.buffer import Array
 
 _FILE = "arrays.npz"
@@ -130,18 +131,23 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[Array]]) -> None:
 def read_arrays(path: Path, like: Mapping[str, Sequence[Array]]) -> dict[str, list[Array]]:
     """Read what write_arrays() has written. like: the names, dtypes and shapes that the file must have.
 
-    Raises ValueError for a file that has others, or is no .npz file.
+    Raises ValueError for a file that has others, before memory is allocated for its data, or is no .npz file.
     """
-    expected = {f"{name}.{at}" for name, values in like.items() for at in range(len(values))}
+    arrays = {f"{name}.{at}": array for name, values in like.items() for at, array in enumerate(values)}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if different := sorted(expected ^ set(file.files)):
-                raise ValueError(f"{path.name} and this job have different entries: {', '.join(different[:3])}")
-            return {
-                name: [_fit(file[f"{name}.{at}"], array, f"{name}.{at}") for at, array in enumerate(values)]
-                for name, values in like.items()
-            }
-    except zipfile.BadZipFile as error:
+        with open_regular(path) as opened:
+            check_archive(opened, path.name)
+            with zipfile.ZipFile(opened) as archive:
+                present = {name.removesuffix(".npy") for name in archive.namelist()}
+                if different := sorted(arrays.keys() ^ present):
+                    raise ValueError(f"{path.name} and this job have different entries: {', '.join(different[:3])}")
+                for name, array in arrays.items():  # all headers before any data
+                    _check_header(archive, name, array)
+                return {
+                    name: [_read_array(archive, f"{name}.{at}", array) for at, array in enumerate(values)]
+                    for name, values in like.items()
+                }
+    except (zipfile.BadZipFile, RuntimeError, EOFError) as error:  # RuntimeError: encrypted, or another version of zip
         raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
@@ -150,10 +156,26 @@ def _plain(array: Array) -> Array:
     return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
 
 
-def _fit(array: Array, like: Array, name: str) -> Array:
-    if array.shape != like.shape or array.dtype != _plain(like).dtype:
+def _check_header(archive: zipfile.ZipFile, name: str, like: Array) -> None:
+    """Raise ValueError if the header of an entry announces another dtype or shape: nothing is allocated for it then."""
+    with archive.open(f"{name}.npy") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):  # which numpy writes for every plain dtype
+                raise ValueError(f"its .npy version is {version}")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be read: {error}") from error
+    if shape != like.shape or dtype != _plain(like).dtype:
         raise ValueError(
-            f"{name} is {array.dtype} {array.shape} in the checkpoint, but {_plain(like).dtype} {like.shape} in "
-            "this job"
+            f"{name} is {dtype} {shape} in the checkpoint, but {_plain(like).dtype} {like.shape} in this job"
         )
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, like: Array) -> Array:
+    with archive.open(f"{name}.npy") as file:
+        try:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be read: {error}") from error
     return array.view(like.dtype)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from hvdkit.checkpoint.agreement import Agreement
@@ -15,6 +16,27 @@ from hvdkit.checkpoint.store import Store
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import CheckpointError
 from hvdkit.log import logger
+
+#: What other libraries call the options: Keras, TensorFlow, Lightning, Ignite, Transformers.
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("save_freq", "checkpoint_interval", "save_interval", "interval", "save_every", "period"), "every_s"
+    ),
+    **dict.fromkeys(("every_n_steps", "every_n_train_steps", "every_n_epochs", "save_steps"), "every_s"),
+    **dict.fromkeys(("max_to_keep", "keep_last", "keep_last_n", "save_top_k", "n_saved", "save_total_limit"), "keep"),
+}
+_OPTIONS = {"every_s": "the seconds between two checkpoints", "keep": "the number of checkpoints that are kept"}
+
+
+def refuse_options(values: Mapping[str, Any]) -> None:
+    """Raise TypeError for a value whose name is a misspelt option's, or another library's: it would only be saved."""
+    for name, value in values.items():
+        meant = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, _OPTIONS, 1, 0.77)), "")
+        if meant:
+            raise TypeError(
+                f"{name}={value!r} is no option of checkpoints, and would be saved as a value. If you mean "
+                f"{_OPTIONS[meant]}, it is {meant}=. If it is a value to save, give it another name."
+            )
 
 
 class TrainingCheckpoints(Store):
@@ -29,6 +51,7 @@ class TrainingCheckpoints(Store):
         every_s: float,
         keep: int,
     ) -> None:
+        refuse_options(values)
         super().__init__(directory, state, values, keep=keep)
         self._every_s = every_s
         self._signals = Signals()

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hvdkit.checkpoint.files import open_regular
+
 NAME = "manifest.json"
 _FORMAT = 1
 _LARGEST = 1 << 20
@@ -39,7 +41,7 @@ def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -
     """
     try:
         listed = _read_manifest(folder / NAME)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         return f"{NAME} cannot be read: {error or type(error).__name__}"
     for name in names:
         if name not in listed:
@@ -51,7 +53,7 @@ def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -
 def _compare(path: Path, size: int, digest: str) -> str:
     """How a file differs from what was written; "" if it does not. digest: "" for any."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             present = os.fstat(file.fileno()).st_size
             if present != size:
                 return f"{path.name} has {present} bytes, but {size} were written"
@@ -60,8 +62,8 @@ def _compare(path: Path, size: int, digest: str) -> str:
                 if digest and _hash(file) != digest
                 else ""
             )
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:  # ValueError: the name has a null byte or a surrogate
+        return f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def sync_folder(folder: Path) -> None:
@@ -75,7 +77,7 @@ def sync_folder(folder: Path) -> None:
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     """Size and hash of each file. Raises ValueError for what is no manifest, and for names outside of the folder."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         manifest = json.loads(file.read(_LARGEST))
     if manifest["format"] != _FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}, but this version of hvdkit reads format {_FORMAT}")

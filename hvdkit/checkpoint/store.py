@@ -12,6 +12,7 @@ from typing import Any
 
 from hvdkit.checkpoint.checkpointable import Checkpointable
 from hvdkit.checkpoint.directory import CheckpointDirectory
+from hvdkit.checkpoint.files import open_regular
 from hvdkit.checkpoint.randomness import read_random, set_random
 from hvdkit.checkpoint.writer import Writer
 from hvdkit.engine import runtime as engine
@@ -101,13 +102,8 @@ class Store:
             return False
         self._state.share()
         self.values.update(contents["values"])
-        rank = engine.runtime("load()").world.rank
-        if rank < len(contents["random"]):
-            mine = contents["random"][rank]
-            self._state.set_random(mine["framework"])
-            set_random(mine)
-        self._check_equal(place)
-        if rank == 0:
+        self._check_equal(place, self._set_random(contents["random"]))
+        if self._is_rank_zero():
             logger.warning("continuing from %s", place)
         return True
 
@@ -120,7 +116,10 @@ class Store:
                 return "", "", {}
             folder = self._directory.folder(number)
             place = str(folder)
-            contents = json.loads((folder / _VALUES).read_text())
+            with open_regular(folder / _VALUES) as file:
+                contents = json.load(file)
+            if not isinstance(contents["random"], list):
+                raise ValueError(f"{_VALUES} has no list of random states")
             if different := sorted(self.values.keys() ^ contents["values"].keys()):
                 raise ValueError(f"the checkpoint and this job have different values: {', '.join(different)}")
             self._state.read(folder)
@@ -128,9 +127,23 @@ class Store:
             return place, f"{place or self._directory.path} cannot be loaded: {type(error).__name__}: {error}", {}
         return place, "", contents
 
-    def _check_equal(self, place: str) -> None:
+    def _set_random(self, states: list[Any]) -> str:
+        """Set this rank's random generators; return why that failed, "" if it did not."""
+        rank = engine.runtime("load()").world.rank
+        try:
+            if rank < len(states):
+                self._state.set_random(states[rank]["framework"])
+                set_random(states[rank])
+        except Exception as error:  # of whatever kind: it is raised on all ranks
+            return f"the random state of rank {rank} cannot be restored: {type(error).__name__}: {error}"
+        return ""
+
+    def _check_equal(self, place: str, problem: str) -> None:
+        """Raise CheckpointError on all ranks if their states differ. problem: with this rank; "" if there is none."""
         mine = {**self._state.digests(), "values": hashlib.sha256(_as_json(self.values).encode()).hexdigest()}
-        digests = allgather_object(mine, "checkpoint")
+        problems, digests = zip(*allgather_object((problem, mine), "checkpoint"), strict=True)
+        if any(problems):
+            raise CheckpointError(f"{place}: {next(filter(None, problems))}")
         for name in mine:
             different = [rank for rank, each in enumerate(digests) if each.get(name) != digests[0].get(name)]
             if different:

@@ -11,13 +11,14 @@ import keras
 import numpy as np
 
 from hvdkit.checkpoint.arrays import CheckpointableArrays, SavedVariables, digest_of
-from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
+from hvdkit.checkpoint.checkpoints import TrainingCheckpoints, refuse_options
 from hvdkit.checkpoint.store import Store
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import Preempted
 from hvdkit.keras.backends import settle
 from hvdkit.keras.sharding.optimizer import find_sharded
 from hvdkit.keras.state import broadcast_model, equal_variables, saved_variables, sync_state
+from hvdkit.keras.weights_file import check_weights_file
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
 
@@ -36,6 +37,7 @@ class Checkpoints(TrainingCheckpoints):
     model: built; the state of its optimizer is saved with it. every_s: seconds between checkpoints.
     keep: number of checkpoints to keep, the newest ones.
     values: numbers and strings, which are then in `values`; the name "epoch" is used by the callback.
+    Raises TypeError for one whose name is a misspelt option, such as every=60.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ def save(directory: str | os.PathLike[str], *, model: keras.Model, keep: int = 3
 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
+    refuse_options(values)
     store = Store(directory, KerasKept(model), values, keep=keep)
     store.save()
     store.wait()
@@ -149,6 +152,7 @@ class KerasKept:
         if not self._model.built:
             raise ValueError("the model has no weights yet. Start it with keras.Input, or call model.build() first")
         self._build_optimizer()
+        check_weights_file(folder / _FILE)
         self._model.load_weights(folder / _FILE)
         if self._others:
             self._others.read(folder)

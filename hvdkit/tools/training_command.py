@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.options import build_parser
+from hvdkit.launch.cli.own_arguments import hide_values
 from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 _IN_HELP = {"ranks", "hosts", "hostfile", "network_interfaces", "verbose"}
@@ -91,6 +92,8 @@ class _Keep(argparse.Action):
                     self._check(word)
             except (argparse.ArgumentTypeError, ValueError) as error:
                 raise argparse.ArgumentError(self, str(error)) from None
+        if self._name == "env":
+            hide_values(words)
         typed = (f"{flag}={words[0]}",) if len(words) == 1 and flag.startswith("--") else (flag, *words)
         namespace.hvdrun = (*namespace.hvdrun, HvdrunOption(self._name, typed))
 

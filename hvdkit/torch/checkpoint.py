@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdkit.checkpoint.checkpoints import TrainingCheckpoints
+from hvdkit.checkpoint.checkpoints import TrainingCheckpoints, refuse_options
+from hvdkit.checkpoint.files import check_archive, open_regular
 from hvdkit.checkpoint.randomness import decode, encode
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import CheckpointError, Preempted
@@ -39,6 +40,7 @@ class Checkpoints(TrainingCheckpoints):
     schedulers, GradScaler, ShardedSampler, BalancedSampler, ElasticSampler (do not call its record_batch(): step()
     does). Also numbers and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
     Raises CheckpointError for a model or an optimizer of which each rank has a part only: use hvdkit.parallel.save().
+    Raises TypeError for a number or string whose name is a misspelt option, such as every=60.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ def save(directory: str | os.PathLike[str], *, keep: int = 3, **things: Any) -> 
     Raises CheckpointError, on rank 0, if it could not be written.
     """
     store = open_store(directory, things, keep=keep)
+    refuse_options(store.values)
     store.save()
     store.wait()
 
@@ -120,7 +123,10 @@ class TorchKept:
         return write
 
     def read(self, folder: Path) -> None:
-        states = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
+        with open_regular(folder / _FILE) as file:
+            check_archive(file, _FILE)
+            states = torch.load(file, map_location="cpu", weights_only=True)
+        map_nested(states, torch.Tensor, _check_dense)
         if different := sorted(states.keys() ^ self._things.keys()):
             raise ValueError(
                 f"the checkpoint holds {', '.join(sorted(states)) or 'nothing'}, but the script passes "
@@ -180,6 +186,15 @@ def _check_plain(name: str, state: Any) -> None:
             f"{name!r} cannot be saved: its state_dict() must hold only tensors, numbers, strings, lists and dicts, "
             f"because torch.load(weights_only=True) refuses other objects: {why}"
         ) from None
+
+
+def _check_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Raise ValueError for a tensor that copy() does not write: of another layout, or larger than its data."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise ValueError(f"{_FILE} has a tensor of layout {tensor.layout} on device {tensor.device}")
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ValueError(f"{_FILE} has a tensor of shape {list(tensor.shape)} with less data than that (expand())")
+    return tensor
 
 
 def _digest(state: Any) -> str:

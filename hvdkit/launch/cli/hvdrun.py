@@ -16,6 +16,7 @@ from hvdkit.launch.cli.command import check_working_directory
 from hvdkit.launch.cli.console import run_command
 from hvdkit.launch.cli.launcher_options import choose_launcher
 from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.own_arguments import hide_values
 from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.elastic.options import (
     describe_restarts,
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    hide_values(options.env or ())
     check_working_directory()
     job = plan_job(options, environ)
     named_hosts = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))

@@ -165,7 +165,8 @@ def _add_launching(parser: OptionParser) -> None:
         action="append",
         metavar="NAME[=VALUE]",
         brief="variable for all ranks; may be repeated",
-        help="variable for all ranks, with this value or the one it has here; may be repeated",
+        help="variable for all ranks, with this value or the one it has here; may be repeated. For secrets use "
+        "-x NAME: other users can read command lines",
     )
     add_launcher_options(add)
     add_ssh_flags(group, shown=parser.everything)

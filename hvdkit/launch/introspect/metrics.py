@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.job.accept_loop import AcceptLoop
 from hvdkit.launch.job.ranks import Phase, Ranks, RankState
+from hvdkit.launch.job.waiting import time_limit
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -83,6 +85,8 @@ def _number(value: float) -> str:
 ADDRESS = "127.0.0.1"
 _LONGEST = 1 << 14  # of a request
 _REQUEST_S = 5.0
+_MOST = 32  # connections at a time
+_BACKLOG = 128
 
 
 class MetricsServer:
@@ -93,7 +97,7 @@ class MetricsServer:
 
     def __init__(self, ranks: Ranks, job: Callable[[], Mapping[str, Any]]) -> None:
         self._ranks, self._job = ranks, job
-        self._server: asyncio.Server | None = None
+        self._accept_loop: AcceptLoop | None = None
         self.port = 0
 
     async def open(self, port: int | None, note: Callable[[str], object]) -> None:
@@ -104,33 +108,34 @@ class MetricsServer:
         if port is None:
             return
         try:
-            self._server = await asyncio.start_server(self._serve, ADDRESS, port, limit=_LONGEST)
+            listener = socket.create_server((ADDRESS, port))
         except OSError as error:
             raise LaunchError(
                 f"--metrics-port {port}: hvdrun cannot listen there: {error.strerror}. Choose another port, or 0 for "
                 "any that is free."
             ) from None
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, limit=_LONGEST)
+        self._accept_loop.listen([listener])
+        self._accept_loop.start()
+        self.port = listener.getsockname()[1]
         note(f"metrics for Prometheus at http://{ADDRESS}:{self.port}/metrics")
 
     def close(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
+        if self._accept_loop is not None:
+            self._accept_loop.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_S)
-            writer.write(self._answer(request.partition(b"\r\n")[0].split()))
-            await asyncio.wait_for(writer.drain(), _REQUEST_S)
+            async with time_limit(_REQUEST_S):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(request.partition(b"\r\n")[0].split()))
+                writer.close()
+                await writer.wait_closed()
         except asyncio.TimeoutError:
             writer.transport.abort()  # else it would stay open until an answer is read that nobody reads
-        except (OSError, EOFError, asyncio.LimitOverrunError):
-            pass  # not HTTP, or it has disconnected
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        except asyncio.LimitOverrunError:
+            pass  # not HTTP
 
     def _answer(self, words: list[bytes]) -> bytes:
         method, path = [*words, b"", b""][:2]

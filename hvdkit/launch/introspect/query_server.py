@@ -18,11 +18,14 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.authenticated_server import ChangeEvent
+from hvdkit.launch.job.accept_loop import AcceptLoop
 from hvdkit.launch.job.control import parse_report
+from hvdkit.launch.job.waiting import ChangeEvent
 
 _ANSWER_S = 4.0
 _LONGEST = 1 << 16
+_MOST = 32  # connections that have not asked yet
+_BACKLOG = 128
 
 
 class QueryServer:
@@ -35,7 +38,7 @@ class QueryServer:
         self, describe: Callable[[], Mapping[str, Any]], take_stacks: Callable[[], Awaitable[Mapping[int, Any]]]
     ) -> None:
         self._describe, self._take_stacks = describe, take_stacks
-        self._server: asyncio.Server | None = None
+        self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, limit=_LONGEST)
         self._ended = asyncio.Event()
         self._code = 0
         self._answered = ChangeEvent()
@@ -43,16 +46,19 @@ class QueryServer:
 
     async def open(self, folder: str) -> None:
         """Begin to listen."""
-        self._server = await asyncio.start_unix_server(self._serve, os.path.join(folder, wire.QUERY), limit=_LONGEST)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(os.path.join(folder, wire.QUERY))
+        self._accept_loop.listen([listener])
+        self._accept_loop.start()
 
     def close(self) -> None:
-        """Stop listening."""
-        if self._server is not None:
-            self._server.close()
+        """Stop listening; connections that wait for the exit code stay."""
+        self._accept_loop.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             query = parse_report(await asyncio.wait_for(reader.readline(), _ANSWER_S))
+            self._accept_loop.prove()
             answer: dict[str, Any] = {"job": self._describe()}
             if query.get("ask") == "stacks":
                 answer["ranks"] = await self._take_stacks()
@@ -65,7 +71,6 @@ class QueryServer:
         finally:
             self._waiting.discard(writer)
             self._answered.set()
-            writer.close()
 
     async def _stop(self, writer: asyncio.StreamWriter, number: signal.Signals) -> None:
         self._waiting.add(writer)

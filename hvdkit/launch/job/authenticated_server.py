@@ -1,8 +1,9 @@
 """A server that hands on only connections whose other side has proven the job's secret.
 
-Whoever connects has 5 s for the handshake, beside others who do the same. When as many are at it as may be, the one
-that has been at it for longest is dropped for the next one, after a moment in which a process of the job answers; it
-tries again if it was one. So connections over which nothing comes keep nobody out.
+Whoever connects has 5 s for the handshake, beside others who do the same; accept_loop.py drops the oldest if they are
+too many. An agent waits 10 s for each step, and tries three times. So connections over which nothing comes do not keep
+it out while they fit into the system's queue (4,096, or net.core.somaxconn if that is less), which is accepted within
+4 s, also if each comes again when it is dropped. Who opens more than that can keep others out of the queue.
 """
 
 from __future__ import annotations
@@ -15,35 +16,22 @@ import resource
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from hvdkit.errors import LaunchError
 from hvdkit.handshake import ANSWER_BYTES, AuthenticationError, Challenge, Session
 from hvdkit.launch.agent.wire import keep_alive
+from hvdkit.launch.job.accept_loop import AcceptLoop
+from hvdkit.launch.job.waiting import time_limit
 
-HANDSHAKES = 64  # at a time, or as many as the job may need
+HANDSHAKES = 512  # at a time, or as many as the job may need
 _HANDSHAKE_S = {socket.AF_UNIX: 20.0}  # on a Unix socket there are no strangers, and nobody tries again
 _TCP_HANDSHAKE_S = 5.0
-_GRACE_S = 0.5  # before a handshake is dropped for another one
-_PAUSE_S = 0.1
 _BACKLOG = 4096  # ranks come all at once, and one that is turned away tries again after a second, then after three
 _PORTS_TRIED = 20
 _OTHER_FILES = 128
 _MOST_FILES = 1 << 16  # a limit of 2**30, as containers have it, is slow in programs that close all files
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NOT_OWN = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
-class ChangeEvent(asyncio.Event):
-    """Is set whenever something has changed that others may wait for."""
-
-    async def wait_until(self, true: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition is true, which is checked after each change, but at most so long."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            async with time_limit(seconds):
-                while not true():
-                    self.clear()  # not wait_for(): another waiter may clear before its task begins to wait
-                    await self.wait()
 
 
 class Channel:
@@ -94,18 +82,13 @@ class AuthenticatedServer:
         self, secret: bytes, purpose: bytes, serve: Callable[[Channel], Awaitable[None]], processes: int = 0
     ) -> None:
         self._secret, self._purpose, self._serve = secret, purpose, serve
-        self._most = max(HANDSHAKES, processes)
-        self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
-        self._handshakes: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
-        self._serving: set[asyncio.Task[None]] = set()
-        self._fewer = ChangeEvent()
+        self.accept_loop = AcceptLoop(self._greet, max(HANDSHAKES, processes), _BACKLOG, least=max(1, processes))
 
     def listen_unix(self, path: str) -> None:
         """Listen at a Unix socket. To be called, as all methods, by the loop's thread or before the loop runs."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
-        self._listen([listener])
+        self.accept_loop.listen([listener])
 
     def listen_tcp(self, addresses: Sequence[str]) -> int:
         """Listen at one port of these addresses of this machine; returns the port.
@@ -114,91 +97,34 @@ class AuthenticatedServer:
         Raises LaunchError if no port is free on all of them.
         """
         listeners = _bind(addresses)
-        self._listen(listeners)
+        self.accept_loop.listen(listeners)
         return int(listeners[0].getsockname()[1])
-
-    def _listen(self, listeners: Sequence[socket.socket]) -> None:
-        for listener in listeners:
-            listener.setblocking(False)
-            listener.listen(_BACKLOG)
-        self._sockets = list(listeners)
 
     def start(self) -> None:
         """Begin to accept."""
-        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._sockets]
+        self.accept_loop.start()
 
     async def wait_until_idle(self, seconds: float) -> None:
         """Wait until nobody who has proven the secret is connected, at most so long."""
-        if self._serving:
-            await asyncio.wait(self._serving, timeout=seconds)
+        await self.accept_loop.wait_until_idle(seconds)
 
     async def close(self) -> None:
         """Stop listening, and drop every connection."""
-        for task in (*self._accepting, *self._handshakes, *self._serving):
-            task.cancel()
-        await asyncio.gather(*self._accepting, *self._handshakes, *self._serving, return_exceptions=True)
-        for listener in self._sockets:
-            listener.close()
+        await self.accept_loop.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._make_room()
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:  # who came has gone again, or there is no room for another file
-                if error.errno in _FULL:
-                    self._drop_oldest(len(self._handshakes) // 2 + 1)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            task = asyncio.create_task(self._greet(connection))
-            self._handshakes[task] = loop.time()
-            task.add_done_callback(self._forget)
-            await asyncio.sleep(0)
-
-    async def _make_room(self) -> None:
-        while len(self._handshakes) >= self._most:
-            left = next(iter(self._handshakes.values())) + _GRACE_S - asyncio.get_running_loop().time()
-            if left <= 0:
-                self._drop_oldest(1)
-                left = _GRACE_S
-            await self._fewer.wait_until(lambda: len(self._handshakes) < self._most, left)
-
-    def _drop_oldest(self, count: int) -> None:
-        for task in list(self._handshakes)[:count]:
-            task.cancel()
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
-        self._serving.discard(task)
-        self._fewer.set()
-
-    async def _greet(self, connection: socket.socket) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        writer: asyncio.StreamWriter | None = None
-        try:
-            if connection.family != socket.AF_UNIX:
-                keep_alive(connection)
-            reader, writer = await asyncio.open_connection(sock=connection)
-            challenge = Challenge(self._secret, self._purpose)
-            async with time_limit(_HANDSHAKE_S.get(connection.family, _TCP_HANDSHAKE_S)):
-                writer.write(challenge.nonce)
-                proven = challenge.check(await reader.readexactly(ANSWER_BYTES))
-            if proven is None:
-                return
-            self._handshakes.pop(task, None)
-            self._serving.add(task)
-            self._fewer.set()
-            writer.write(proven.proof)
-            await self._serve(Channel(reader, writer, proven.session, proven.rank))
-        except (OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
-            pass  # a stranger, or one that went away, or the end
-        finally:
-            if writer is None:
-                connection.close()
-            else:
-                writer.close()
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        if connection.family != socket.AF_UNIX:
+            keep_alive(connection)
+        challenge = Challenge(self._secret, self._purpose)
+        async with time_limit(_HANDSHAKE_S.get(connection.family, _TCP_HANDSHAKE_S)):
+            writer.write(challenge.nonce)
+            proven = challenge.check(await reader.readexactly(ANSWER_BYTES))
+        if proven is None:
+            return
+        self.accept_loop.prove()
+        writer.write(proven.proof)
+        await self._serve(Channel(reader, writer, proven.session, proven.rank))
 
 
 class ServerThread:
@@ -233,29 +159,6 @@ def raise_file_limit(files: int) -> Callable[[], None]:
     if resource.RLIM_INFINITY != soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@contextlib.asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """asyncio.timeout, which Python 3.10 has not."""
-    task = asyncio.current_task()
-    assert task is not None
-    expired = False
-
-    def expire() -> None:
-        nonlocal expired
-        expired = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(seconds, expire)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if expired:
-            raise asyncio.TimeoutError from None
-        raise
-    finally:
-        timer.cancel()
 
 
 def _bind(addresses: Sequence[str]) -> list[socket.socket]:

@@ -20,13 +20,12 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.job.authenticated_server import (
     HANDSHAKES,
     AuthenticatedServer,
-    ChangeEvent,
     Channel,
     raise_file_limit,
-    time_limit,
 )
 from hvdkit.launch.job.ranks import End, Ranks, Start
 from hvdkit.launch.job.standard_input import StandardInput
+from hvdkit.launch.job.waiting import ChangeEvent, time_limit
 from hvdkit.launch.plan.registration import Registration, check_registration, parse_registration
 from hvdkit.launch.plan.resources import take_fields
 

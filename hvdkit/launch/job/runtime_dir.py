@@ -3,6 +3,9 @@
 Whoever works in a folder holds a lock on it, which the system takes away when the process ends, however it does. So
 what a killed job has left is told from what is in use, and goes when the next one starts. A lock may say nothing to
 another host that shares the file system, so each running kernel has a folder of its own.
+
+The user's folder is hvdkit-UID-BOOT. Anybody can make that in /tmp first: then it is hvdkit-UID-BOOT-RANDOM, and a
+search of /tmp for folders of this user finds it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
+import re
 import shutil
 import socket
 import stat
@@ -31,11 +36,16 @@ class RuntimeDirectory:
 
     def __init__(self, kind: str = "") -> None:
         problems = []
-        for parent in _candidates():
-            problem = self._make(parent, f"{kind}-{os.getpid()}" if kind else str(os.getpid()))
-            if not problem:
-                return
-            problems.append(f"{parent}: {problem}")
+        for place in PLACES:
+            own = _find_own(place)
+            for parent in own:
+                with contextlib.suppress(OSError), _locked(parent):
+                    _remove_abandoned(parent)
+            for parent in own or [_find_free(place)]:
+                problem = self._make(parent, f"{kind}-{os.getpid()}" if kind else str(os.getpid()))
+                if not problem:
+                    return
+                problems.append(f"{parent}: {problem}")
         raise LaunchError(
             "No folder can be made for the files and sockets of running jobs:\n  " + "\n  ".join(problems) + "\n"
             f"Make {' or '.join(PLACES)} a folder that you can write, on a file system of this host that has locks "
@@ -49,7 +59,6 @@ class RuntimeDirectory:
                 os.mkdir(parent, 0o700)
             _check(parent)
             with _locked(parent):
-                _remove_abandoned(parent)
                 names = (word if n == 1 else f"{word}-{n}" for n in range(1, 1000))  # containers may share /tmp
                 self.name = next(name for name in names if not os.path.lexists(os.path.join(parent, name)))
                 self.path = os.path.join(parent, self.name)
@@ -77,9 +86,8 @@ class RuntimeDirectory:
 def find_jobs() -> dict[str, str]:
     """The folders of this user's jobs that are running on this host, by name."""
     found = {}
-    for parent in _candidates():
-        with contextlib.suppress(OSError, LaunchError):
-            _check(parent)
+    for parent in (each for place in PLACES for each in _find_own(place)):
+        with contextlib.suppress(OSError):
             for name in sorted(os.listdir(parent)):
                 path = os.path.join(parent, name)
                 if name[0].isdigit() and not _is_abandoned(path):
@@ -87,8 +95,26 @@ def find_jobs() -> dict[str, str]:
     return found
 
 
-def _candidates() -> list[str]:
-    return [os.path.join(place, f"hvdkit-{os.getuid()}-{_name_kernel()}") for place in PLACES]
+def _find_free(place: str) -> str:
+    """A path for this user's folder in a place where there is none."""
+    path = os.path.join(place, _name_folder())
+    return path if not os.path.lexists(path) else f"{path}-{os.urandom(8).hex()}"
+
+
+def _find_own(place: str) -> list[str]:
+    """The folders of this user in a place, by name; what other users have made under such names is left out."""
+    names = re.compile(re.escape(_name_folder()) + "(-[0-9a-f]{16})?")
+    found = []
+    with contextlib.suppress(OSError):
+        for name in sorted(filter(names.fullmatch, os.listdir(place))):
+            with contextlib.suppress(OSError, LaunchError):
+                _check(os.path.join(place, name))
+                found.append(os.path.join(place, name))
+    return found
+
+
+def _name_folder() -> str:
+    return f"hvdkit-{os.getuid()}-{_name_kernel()}"
 
 
 def _name_kernel() -> str:
@@ -102,10 +128,17 @@ def _check(path: str) -> None:
     """Raise LaunchError if a folder is not this user's alone: anybody may have made one of this name in /tmp."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        cure = "Remove it." if found.st_uid == os.getuid() else "The administrator can remove it."
         raise LaunchError(
             f"it must be a folder that only you can open, and it is {stat.filemode(found.st_mode)} of user "
-            f"{found.st_uid}. Remove it."
+            f"{_name_user(found.st_uid)}. {cure}"
         )
+
+
+def _name_user(number: int) -> str:
+    with contextlib.suppress(KeyError):
+        return f"{pwd.getpwuid(number).pw_name} ({number})"
+    return str(number)
 
 
 @contextlib.contextmanager

@@ -255,6 +255,11 @@ def _watch_loaders() -> None:
 
     @functools.wraps(plain)
     def __next__(self: Any) -> Any:
+        if isinstance(getattr(self._index_sampler, "sampler", None), BalancedSampler):
+            raise ValueError(
+                "BalancedSampler: it was passed to DataLoader or BatchSampler as sampler=, which samples single rows. "
+                "It samples whole batches, whose gradients it weights. Use DataLoader(dataset, batch_sampler=sampler)."
+            )
         try:
             batch = plain(self)
         except StopIteration:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from hvdkit.checkpoint.files import check_regular
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.errors import CheckpointError
@@ -84,6 +85,7 @@ def load(
     problem = ""
     saved: dict[str, tuple[int, ...]] = {}
     try:
+        check_regular(Path(directory))
         metadata = FileSystemReader(directory).read_metadata().state_dict_metadata
         saved = {
             name: tuple(entry.size) for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import hvdkit
-from hvdkit.launch.job.authenticated_server import time_limit
+from hvdkit.launch.job.waiting import time_limit
 from hvdkit.launch.launchers import ssh_options
 from hvdkit.launch.plan.environment import PYTHON_VARIABLES
 from hvdkit.launch.process import kill_group

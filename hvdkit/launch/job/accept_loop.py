@@ -1,0 +1,142 @@
+"""The accept loop of every asyncio server of hvdkit, with a bound on connections that have not proven anything.
+
+If there are as many as may be, the oldest is dropped for the next one, after at most GRACE_S, in which a process of the
+job answers. Where the bound is low, because the process may open few files, that time is shorter: a full queue of the
+system is accepted within QUEUE_S, less than an agent waits (CONNECT_S). asyncio.start_server has no bound: whoever
+connects takes all descriptors, and each connection without one is a traceback on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from hvdkit.launch.job.waiting import ChangeEvent
+
+GRACE_S = 0.5
+QUEUE_S = 4.0
+_PAUSE_S = 0.1
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class AcceptLoop:
+    """Accepts connections, and runs `serve` in a task for each, which is cancelled to drop it.
+
+    serve: the connection is closed when it returns, or raises OSError, EOFError or TimeoutError.
+    most: connections that have not called prove(), at a time; fewer if that is more than a quarter of the files that
+    this process may open, but never fewer than `least`, which the job itself may need.
+    backlog: connections in the system's queue. limit: of the reader's buffer, in bytes.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        most: int,
+        backlog: int,
+        *,
+        least: int = 1,
+        limit: int = 1 << 16,
+    ) -> None:
+        self._serve, self._most, self._least, self._backlog, self._limit = serve, most, least, backlog, limit
+        self._grace_s = GRACE_S
+        self._accepting: list[asyncio.Task[None]] = []
+        self._unproven: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
+        self._proven: set[asyncio.Task[None]] = set()
+        self._fewer = ChangeEvent()
+        self.sockets: list[socket.socket] = []
+
+    def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Have the system queue connections at these bound sockets, which stop() closes."""
+        for one in sockets:
+            one.setblocking(False)
+            one.listen(self._backlog)
+        self.sockets = list(sockets)
+
+    def start(self) -> None:
+        """Begin to accept; to be called in the loop."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY:
+            self._most = max(self._least, min(self._most, files // 4))
+        self._grace_s = min(GRACE_S, QUEUE_S * self._most / self._backlog)
+        self._accepting = [asyncio.create_task(self._accept(one)) for one in self.sockets]
+
+    def prove(self) -> None:
+        """The connection of the current task is one of the job's: it is not dropped, and does not count."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._unproven.pop(task, None) is not None:
+            self._proven.add(task)
+            self._fewer.set()
+
+    async def wait_until_idle(self, seconds: float) -> None:
+        """Wait until no proven connection is open, at most so long."""
+        if self._proven:
+            await asyncio.wait(self._proven, timeout=seconds)
+
+    def stop(self) -> None:
+        """Stop listening; connections stay. To be called in the loop."""
+        for one in self.sockets:
+            asyncio.get_running_loop().remove_reader(one)
+            one.close()
+        self.sockets = []
+        for task in self._accepting:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop listening, and drop every connection."""
+        self.stop()
+        for task in (*self._unproven, *self._proven):
+            task.cancel()
+        await asyncio.gather(*self._accepting, *self._unproven, *self._proven, return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._make_room()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # who came has gone again, or there is no room for another file
+                if error.errno in _FULL:
+                    self._drop_oldest(len(self._unproven) // 2 + 1)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            task = asyncio.create_task(self._run(connection))
+            self._unproven[task] = loop.time()
+            task.add_done_callback(self._forget)
+            await asyncio.sleep(0)
+
+    async def _make_room(self) -> None:
+        while len(self._unproven) >= self._most:
+            left = next(iter(self._unproven.values())) + self._grace_s - asyncio.get_running_loop().time()
+            if left <= 0:
+                self._drop_oldest(1)
+                left = self._grace_s
+            await self._fewer.wait_until(lambda: len(self._unproven) < self._most, left)
+
+    def _drop_oldest(self, count: int) -> None:
+        for task in list(self._unproven)[:count]:
+            task.cancel()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._unproven.pop(task, None)
+        self._proven.discard(task)
+        self._fewer.set()
+
+    async def _run(self, connection: socket.socket) -> None:
+        writer: asyncio.StreamWriter | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=self._limit)
+            await self._serve(reader, writer)
+        except asyncio.CancelledError:
+            if writer is not None and asyncio.current_task() in self._unproven:
+                writer.transport.abort()  # else it would stay open until an answer is read that nobody reads
+        except (OSError, EOFError, asyncio.TimeoutError):
+            pass  # a stranger, or one that went away
+        finally:
+            if writer is None:
+                connection.close()
+            else:
+                writer.close()
