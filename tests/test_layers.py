@@ -124,6 +124,7 @@ MAY_READ_ENVIRONMENT = (
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "engine/horovod/start.py",
+    "engine/startup.py",
     "wrap/environment.py",
     "integrations/ranks.py",
     "spark/common/keras_backend.py",

@@ -121,6 +121,7 @@ def test_functions_run_on_ranks_that_are_ordered_by_node(cluster: Any) -> None:
         assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3] and len(pids) == 4
         assert {(rank["size"], rank["total"], rank["variable"]) for rank in ranks} == {(4, 20.0, "a b")}
         assert [rank["place"] for rank in ranks] == [[0, 2, 0], [1, 2, 0], [0, 2, 1], [1, 2, 1]]
+        assert [rank["horovods"] for rank in ranks] == [[0, 4, 0, 0], [1, 4, 1, 0], [2, 4, 0, 1], [3, 4, 1, 1]]
         assert {rank["transport"] for rank in ranks} == {"shared_memory"}, "the nodes are one machine"
         assert all(rank["in_main_thread"] for rank in ranks)
         assert executor.execute(lambda counter: counter.add()) == [15, 16, 17, 18]

@@ -21,17 +21,13 @@ from typing import Any
 
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HorovodInternalError, HvdkitError, LaunchError
-from hvdkit.launch.plan.environment import find_launcher_variables, plan_rank_variables
+from hvdkit.launch.plan.environment import find_horovod_variables, find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
 from hvdkit.transport.division import keep_places
 from hvdkit.transport.gloo.backend import JOB_SECRET
 from hvdkit.transport.gloo.library import host_store
 
-# Of horovodrun, whose variables count before torchrun's, and of hvdrun's agent.
-_REMOVED = re.compile(
-    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT)|CONTROLLER|CPU_OPERATIONS)"
-    r"|HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)"
-)
+_REMOVED = re.compile("HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)")  # of hvdrun's agent
 _LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port that nobody holds
 _LARGEST_PORT = 65535
 _SETTLE_S = 30.0
@@ -149,7 +145,8 @@ def plan_variables(
     if not 0 < port <= _LARGEST_PORT or not address:
         raise LaunchError(f"Rank 0 offers its store at {address!r}, port {port}: that is no address of a store.")
     hosts = {each.rank: each.node for each in assignments}
-    planned = plan_rank_variables(hosts, address, (), job, {})
+    local_ranks = {each.rank: each.local_rank for each in assignments}
+    planned = plan_rank_variables(hosts, address, (), job, {}, local_ranks)
     shared = {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -163,7 +160,7 @@ def plan_variables(
     for each in assignments:
         own = {name: value for name, value in planned[each.rank].items() if not _LEFT_OUT.fullmatch(name)}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(each.gpus)} if each.gpus else {}
-        variables.append({**own, "LOCAL_RANK": str(each.local_rank), **shared, **gpus})
+        variables.append({**own, **shared, **gpus})
     return variables
 
 
@@ -174,7 +171,8 @@ def enter_rank(variables: Mapping[str, str]) -> None:
     that were there before, it is shut down; not collective.
     """
     _leave()
-    for name in {*find_launcher_variables(os.environ), *filter(_REMOVED.fullmatch, os.environ)}:
+    others = {*find_launcher_variables(os.environ), *find_horovod_variables(os.environ)}
+    for name in others | set(filter(_REMOVED.fullmatch, os.environ)):
         del os.environ[name]
     os.environ.update(variables)
     begin(variables)
