@@ -20,5 +20,5 @@ def optional_import(module: str, extra: str) -> ModuleType:
         if error.name != module.partition(".")[0]:
             raise  # there, but broken inside: its own message says more than ours
         raise MissingDependencyError(
-            f"The package '{module}' is not installed. Run: pip install 'hvdkit[{extra}]'"
+            f"The package '{module}' is not installed. Run: pip install 'hvdkit[{extra}]', in a clone '.[{extra}]'"
         ) from None

@@ -115,12 +115,14 @@ MAY_READ_ENVIRONMENT = (
     "wrap/environment.py",
     "common/util.py",
     "engine/horovod/start.py",
+    "engine/startup.py",
     "integrations/ranks.py",
     "spark/common/keras_backend.py",
 )
 #: The first has a function of Horovod's that does just that, the second tells Horovod's core, which reads nothing else.
 #: The third acts before the script's framework reads CUDA_VISIBLE_DEVICES. The fourth makes a rank of a process that
-#: runs already, the last acts before Keras reads KERAS_BACKEND in a Python worker of Spark.
+#: runs already, the last acts before Keras reads KERAS_BACKEND in a Python worker of Spark. engine/startup.py keeps
+#: HOROVOD_RANK and the like true for the scripts of elastic jobs.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "engine/horovod/start.py",

@@ -56,7 +56,7 @@ EXECUTING = {
     "engine/named/negotiator.py": "ranks of the job: by MPI, shared memory or connections that proved the job's secret",
     "transport/small_collectives.py": "the same",
     "transport/between/hierarchical.py": "the same",
-    "integrations/ranks.py": "this process itself, a moment before",
+    "launch/function_outcome.py": "ranks, through Ray, through Spark or in a folder of this user alone",
     "spark/job.py": "the driver, for its executors",
     "spark/rank.py": "the driver, for its ranks",
     "spark/reports.py": "ranks of run(), through Spark",
