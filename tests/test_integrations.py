@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -147,6 +148,18 @@ def test_an_exception_that_pickles_in_a_way_of_its_own_is_sent_as_it_is() -> Non
     outcome = pickle.loads(pickle.dumps(call_function(json.loads, ["{"], last=True)))
     with pytest.raises(json.JSONDecodeError, match="line 1"):
         outcome.get("rank 0")
+
+
+def test_an_exception_whose_class_is_unknown_where_it_arrives_has_its_type_text_and_traceback() -> None:
+    def fail() -> None:
+        raise json.JSONDecodeError("of the function", "", 0)
+
+    outcome = call_function(fail, last=True)
+    unknown = replace(outcome, error=outcome.error.replace(b"json", b"gone"))
+    with pytest.raises(RuntimeError, match="JSONDecodeError: of the function") as caught:
+        pickle.loads(pickle.dumps(unknown)).get("rank 2 on node b")
+    cause = str(caught.value.__cause__)
+    assert "rank 2 on node b" in cause and "in fail" in cause and "call_function" not in cause
 
 
 ERRORS = [TakesTwoError(1, 2), TooFewRanksError(1, 2), SystemExit(3), KeyboardInterrupt(), LostTwoError(1, 2)]

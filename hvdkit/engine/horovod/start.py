@@ -75,7 +75,8 @@ def open_horovod(
     with real_horovod():
         from horovod import __version__
     library = f"Horovod {__version__} ({describe(basics)})"
-    if not basics.mpi_built() and world.launcher != "horovodrun":
+    by_gloo = not basics.mpi_built() or os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
+    if by_gloo and world.launcher != "horovodrun":
         check_world(world, 1, library)  # its Gloo would wait for as many ranks as hvdrun's HOROVOD_SIZE says
     comm = open_part(part, world) if part is not None else None
     try:

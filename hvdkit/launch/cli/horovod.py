@@ -147,7 +147,7 @@ def _refuse(*names: str, instead: str, program: str = "horovodrun") -> Flag:
 
 def _ignore(*names: str, why: str, takes: bool = False, variables: str = "") -> Flag:
     found = tuple(f"HOROVOD_{name}" for name in variables.split())
-    own = f" Horovod's core (--engine horovod) reads {found[0]}." if found else ""
+    own = " With --engine horovod set Horovod's variable." if found else ""
     return Flag(names, ignored=f"{why}{own}", takes=takes, variables=found)
 
 
@@ -209,6 +209,8 @@ FLAGS = (
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
         why=_TUNE,
         takes=True,
+        variables="AUTOTUNE_WARMUP_SAMPLES AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_BAYES_OPT_MAX_SAMPLES "
+        "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     ),
     _ignore(
         "--mpi-threads-disable",
