@@ -121,7 +121,7 @@ def result_name(rank: int) -> str:
 
 
 class Result(NamedTuple):
-    """What a rank has left. seconds: when, by the clock of its host. outcome: an FunctionOutcome, pickled."""
+    """What a rank has left. seconds: when, by the clock of its host. outcome: a FunctionOutcome, pickled."""
 
     rank: int
     host: str
