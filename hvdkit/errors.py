@@ -168,6 +168,10 @@ class LaunchError(HvdkitError, ValueError):
     """A job cannot be started as it was requested, by hvdrun or on Ray; nothing is left of it."""
 
 
+class LaunchTimeoutError(LaunchError, TimeoutError):
+    """Ranks on Ray or Spark had no room, or did not start, in time. Also a TimeoutError, as Horovod raises on Ray."""
+
+
 class CheckpointError(HvdkitError, RuntimeError):
     """A checkpoint could not be written or loaded, or the ranks differ after loading it."""
 

@@ -21,5 +21,10 @@ def optional_import(module: str, extra: str = "", package: str = "hvdkit") -> Mo
         if error.name != module.partition(".")[0]:
             raise  # there, but broken inside: its own message says more than ours
         name = module.partition(".")[0]
-        what = f"'{package}[{extra}]'" if extra else name
+        what = f"'{package}[{extra}]', in a clone '{_folder(package)}[{extra}]'" if extra else name
         raise MissingDependencyError(f"The package '{name}' is not installed. Run: pip install {what}") from None
+
+
+def _folder(package: str) -> str:
+    """The folder of a distribution in a clone."""
+    return "." if package == "hvdkit" else f"./packages/{package.removeprefix('hvdkit-')}"

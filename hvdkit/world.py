@@ -138,9 +138,10 @@ _LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-#: hvdrun gives its ranks torchrun's variables, and a TORCHELASTIC_RUN_ID that begins with this. The launcher of the
-#: ranks is still the one through which hvdrun has started them.
+#: hvdrun gives its ranks torchrun's variables with a TORCHELASTIC_RUN_ID that begins with this, and horovodrun's but
+#: for the second, by which its ranks meet. Their launcher is still the one through which hvdrun has started them.
 HVDRUN_RUN_ID = "hvdrun-"
+HOROVODRUN_STORE = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 
 #: Launchers that start no MPI, however many are at work around them.
 WITHOUT_MPI = frozenset({"horovodrun", "torchrun"})
@@ -297,13 +298,13 @@ def check_world(world: World, mpi_size: int, mpi_library: str) -> None:
 
 def _find_launcher(variables: Mapping[str, str]) -> str:
     for launcher, table in _LAUNCHERS.items():
-        if any(name in variables for name in table["rank"]) and _APPLIES.get(launcher, _always)(variables):
+        named = any(name in variables for name in table["rank"])
+        if named and (launcher not in _APPLIES or _APPLIES[launcher](variables)):
             return launcher
-    return "none"
-
-
-def _always(variables: Mapping[str, str]) -> bool:
-    return True
+    # Without the address of their store the ranks of horovodrun cannot meet, and init() raises an error. Below a rank
+    # of hvdrun's the numbers are that rank's.
+    lost = "HOROVOD_RANK" in variables and not has_hvdruns_torch_variables(variables)
+    return "horovodrun" if lost else "none"
 
 
 def has_master_address() -> bool:
@@ -314,6 +315,11 @@ def has_master_address() -> bool:
 def has_hvdruns_torch_variables(variables: Mapping[str, str]) -> bool:
     """Tell whether the variables of torchrun are hvdrun's; not below a torchrun that a rank of hvdrun's has started."""
     return variables.get("TORCHELASTIC_RUN_ID", "").startswith(HVDRUN_RUN_ID)
+
+
+def name_as_horovodrun(words: Mapping[str, int | str]) -> dict[str, str]:
+    """Name the words of a World that are given, with their values, as horovodrun does for its ranks."""
+    return {_LAUNCHERS["horovodrun"][word][0]: str(value) for word, value in words.items()}
 
 
 def is_torchrun(variables: Mapping[str, str]) -> bool:
@@ -342,6 +348,7 @@ def _is_pmix(variables: Mapping[str, str]) -> bool:
 
 
 _APPLIES: dict[str, Callable[[Mapping[str, str]], bool]] = {
+    "horovodrun": lambda variables: HOROVODRUN_STORE in variables,
     "torchrun": is_torchrun,
     "hydra": _is_hydra,
     "pmix": _is_pmix,

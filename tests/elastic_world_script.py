@@ -91,10 +91,17 @@ def _raise(*_: object) -> None:
     raise RuntimeError("as it was told to")
 
 
+def horovods_numbers() -> tuple[int, ...]:
+    """What a script for Horovod reads in the variables of its process."""
+    names = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split()
+    return tuple(int(os.environ[f"HOROVOD_{name}"]) for name in names)
+
+
 def main(steps: int, pause_s: float, commit_every: int, finish: str = "", shard: str = "") -> None:
     signal.signal(signal.SIGUSR1, _sleep)
     signal.signal(signal.SIGUSR2, _raise)
     torch.set_num_threads(1)
+    started_as = horovods_numbers()
     hvd.init()
     model = make_model()
     if shard == "diloco":
@@ -125,11 +132,15 @@ def main(steps: int, pause_s: float, commit_every: int, finish: str = "", shard:
     hvd.elastic.run_fn(train, reset)(state)
     alike = len(set(map(tuple, hvd.allgather_object(summary(model))))) == 1
     places = dict(hvd.allgather_object((os.getpid(), hvd.local_rank())))
+    numbers = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+    variables = hvd.allgather_object((started_as, horovods_numbers() == numbers))
     if hvd.rank() == 0:
         print(
             json.dumps(
                 {
                     "places": places,
+                    "started_as": [started for started, _ in variables],
+                    "variables_follow": all(follow for _, follow in variables),
                     "summary": summary(model),
                     "alike": alike,
                     "sizes": state.sizes,

@@ -87,6 +87,10 @@ assert horovod.__file__ == hvdkit.__file__
 assert hvdkit.common.util.__spec__.name == "hvdkit.common.util"
 import horovod.torch as hvd, horovod.torch.mpi_ops, hvdkit.torch
 assert hvd is hvdkit.torch and horovod.torch.mpi_ops is hvdkit.torch.mpi_ops and "tensorflow" not in sys.modules
+import torch
+hvd.init()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1))
+assert str(type(optimizer)) == "<class 'horovod.torch.optimizer.SGD'>"  # as in Horovod; Lightning 1 looks for it
 from horovod.torch.elastic import run
 from horovod.run import run
 import horovod.run

@@ -33,6 +33,9 @@ def test_the_others_go_on_and_one_comes_in_its_place(victim: int) -> None:
     assert result["summary"] == pytest.approx(reference(400), abs=1e-12)
     expected = {job.pids[rank]: victim if rank == 3 else rank for rank in (0, 1, 2, 3) if rank != victim}
     assert result["places"] == {str(pid): place for pid, place in expected.items()}, "who lives keeps its GPU"
+    left = [rank for rank in (0, 1, 2) if rank != victim]
+    assert [numbers[:2] for numbers in result["started_as"]] == [*([rank, 3] for rank in left), [2, 3]]
+    assert result["variables_follow"], "HOROVOD_RANK and the others are those of the world that there is now"
     assert f"rank {victim} on" in output and "was killed by SIGKILL" in output and "continuing with 2 ranks" in output
     assert "rank 3 starts on" in output
     assert sum("hvdkit rank" in line or line.startswith("hvdrun:") for line in job.lines) <= 5, output

@@ -388,4 +388,5 @@ def test_without_torch_torchrun_and_horovodrun_have_a_cure() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "MissingDependencyError: horovodrun started the ranks without MPI, so they communicate over" in done.stderr
-    assert "'torch' is not installed. Run: pip install 'hvdkit[torch]'. Or start the script with hvdrun" in done.stderr
+    told = "'torch' is not installed. Run: pip install 'hvdkit[torch]', in a clone '.[torch]'. Or start the script with"
+    assert told in done.stderr

@@ -1,4 +1,4 @@
-"""Every flag of horovodrun 0.28.1: accepted with its meaning, or refused with a sentence that says what to write."""
+"""Every flag of horovodrun 0.28.1: accepted with its meaning, or without effect and with a sentence that says so."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ SETS = {
     "--blacklist-cooldown-range": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "2"},
     "--host-discovery-script": {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": "2"},
 }
-REFUSED = {
-    *("-cb", "--check-build", "--cycle-time-ms", "--timeline-mark-cycles", "--cache-capacity"),
-    *("--hierarchical-allgather", "--no-hierarchical-allgather", "--torus-allreduce"),
+REFUSED = {"-cb", "--check-build"}
+WITHOUT_EFFECT = {
+    *("--cycle-time-ms", "--timeline-mark-cycles", "--cache-capacity", "--hierarchical-allgather", "--torus-allreduce"),
     *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
     *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
     *("--mpi-threads-disable", "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds"),
@@ -108,6 +108,18 @@ def test_an_accepted_flag_means_what_it_means_to_horovodrun(flag: str, files: Pa
     if flag == "--output-filename":
         expected["HVDKIT_OUTPUT_DIRECTORY"] = str(files / "logs")
     assert job.variables == expected
+    lines = [note for note in job.notes if " has no effect. " in note]
+    assert len(lines) == (flag in WITHOUT_EFFECT)
+    assert all(line.startswith(f"{flag} has no effect. ") for line in lines)
+    assert all(any(word in line for word in ("no setting", "--", "Use ", "use: ")) for line in lines)
+
+
+def test_variables_of_horovod_without_effect_are_named_unless_its_core_reads_them(files: Path) -> None:
+    environ = {"PATH": "/usr/bin:/bin", "HOROVOD_CYCLE_TIME": "3.5", "HOROVOD_FUSION_THRESHOLD": "67108864"}
+    environ |= {"HOROVOD_TORUS_ALLREDUCE": "0", "HOROVOD_TIMELINE": "trace.json"}
+    for engine, named in (("native", ["HOROVOD_CYCLE_TIME=3.5", "HOROVOD_FUSION_THRESHOLD=67108864"]), ("horovod", [])):
+        job = plan_job(parse_arguments(["--engine", engine, "-np", "2", "true"]), environ)
+        assert [note.partition(" has no effect. ")[0] for note in job.notes if "no effect" in note] == named
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -207,10 +219,10 @@ def test_what_a_configuration_cannot_have_is_said_with_its_file(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("yaml")
-    (files / "config.yaml").write_text("params: {torus_allreduce: true}")
-    with pytest.raises(SystemExit):
-        hvdrun.main(["--config-file", "config.yaml", "-np", "1", "true"])
-    assert capsys.readouterr().err.startswith("hvdrun: config.yaml: --torus-allreduce is an option of horovodrun that")
+    (files / "config.yaml").write_text("params: {torus_allreduce: true, cycle_time_ms: 3.5, cache_capacity: 1024}")
+    job = plan_job(parse_arguments(["--config-file", "config.yaml", "-np", "1", "true"]), {"PATH": "/usr/bin:/bin"})
+    named = [note.partition(" has no effect. ")[0] for note in job.notes if "no effect" in note]
+    assert sorted(named) == ["--cache-capacity", "--cycle-time-ms", "--torus-allreduce"]
     for text, why in (
         ("a: [", "cannot be read"),
         ("- 1", "has no sections"),

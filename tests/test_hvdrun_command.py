@@ -132,7 +132,9 @@ def test_variables_reach_the_ranks_by_the_environment_only() -> None:
     assert select_forwarded({"OMPI_MCA_pml": "ob1"}, ["OMPI_MCA_pml"]) == ()
 
 
-@pytest.mark.parametrize("word", ["PMIX_RANK=1", "HVDKIT_CONTROL=x", "RANK=1", "JAX_PROCESS_ID=0", "WORLD_SIZE=1"])
+@pytest.mark.parametrize(
+    "word", ["PMIX_RANK=1", "HVDKIT_CONTROL=x", "RANK=1", "HOROVOD_RANK=1", "JAX_PROCESS_ID=0", "WORLD_SIZE=1"]
+)
 def test_variables_that_each_rank_gets_are_refused(word: str) -> None:
     with pytest.raises(LaunchError, match="hvdrun or the launcher sets this variable"):
         plan_job(parse_arguments(["-np", "1", "-x", word, "true"]), {"PATH": PATH})

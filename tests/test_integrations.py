@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -69,13 +70,14 @@ def test_a_rank_that_goes_on_keeps_its_local_rank_and_gpu_and_a_new_one_gets_tho
     places = assign_ranks([goes_on, new])
     assert [(each.rank, each.local_rank, each.gpus) for each in places] == [(0, 1, ("0", "1")), (1, 0, ("0", "1"))]
     variables = plan_variables(places, "h", 1, new_secret(), "job")
-    assert [own["LOCAL_RANK"] for own in variables] == ["1", "0"]
+    for name in ("LOCAL_RANK", "HOROVOD_LOCAL_RANK"):
+        assert [own[name] for own in variables] == ["1", "0"]
 
 
 def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
     secret, places = new_secret(), assign_ranks(OFFERS)
     os.environ.update({"HOROVOD_RANK": "7", "HOROVOD_SIZE": "9", "PMI_RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"})
-    os.environ["TORCHELASTIC_RUN_ID"] = "another"
+    os.environ.update({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.9", "TORCHELASTIC_RUN_ID": "another"})
     for rank, own in zip(places, plan_variables(places, "10.0.0.2", 2004, secret, "job"), strict=True):
         enter_rank(own)
         world = read_world()
@@ -86,7 +88,10 @@ def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
         place = find_rendezvous_store(os.environ, world.launcher)
         assert (place.kind, place.address, place.port, place.hosted) == ("store", "10.0.0.2", 2004, False)
         assert own.get("CUDA_VISIBLE_DEVICES") == ("1,0" if rank.node == "b" else None)
-        assert not {"HOROVOD_RANK", "PMI_RANK", "TORCHELASTIC_RESTART_COUNT", "JAX_PROCESS_ID"} & set(os.environ)
+        others = {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "PMI_RANK", "TORCHELASTIC_RESTART_COUNT", "JAX_PROCESS_ID"}
+        assert not others & set(os.environ)
+        assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]) == (str(rank.rank), "5")
+        assert os.environ["HOROVOD_HOSTNAME"] == rank.node
 
 
 def test_where_horovod_is_hvdkit_it_is_so_on_the_ranks(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +148,18 @@ def test_an_exception_that_pickles_in_a_way_of_its_own_is_sent_as_it_is() -> Non
     outcome = pickle.loads(pickle.dumps(call_function(json.loads, ["{"], last=True)))
     with pytest.raises(json.JSONDecodeError, match="line 1"):
         outcome.get("rank 0")
+
+
+def test_an_exception_whose_class_is_unknown_where_it_arrives_has_its_type_text_and_traceback() -> None:
+    def fail() -> None:
+        raise json.JSONDecodeError("of the function", "", 0)
+
+    outcome = call_function(fail, last=True)
+    unknown = replace(outcome, error=outcome.error.replace(b"json", b"gone"))
+    with pytest.raises(RuntimeError, match="JSONDecodeError: of the function") as caught:
+        pickle.loads(pickle.dumps(unknown)).get("rank 2 on node b")
+    cause = str(caught.value.__cause__)
+    assert "rank 2 on node b" in cause and "in fail" in cause and "call_function" not in cause
 
 
 ERRORS = [TakesTwoError(1, 2), TooFewRanksError(1, 2), SystemExit(3), KeyboardInterrupt(), LostTwoError(1, 2)]

@@ -104,13 +104,15 @@ MAY_READ_ENVIRONMENT = (
     "startup/",
     "wrap/environment.py",
     "common/util.py",
+    "engine/startup.py",
     "integrations/ranks.py",
 )
 #: The first has a function of Horovod's that does just that. The second acts before the script's framework reads
 #: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that runs already. The last marks a rank for the processes
-#: that it starts.
+#: that it starts. engine/startup.py keeps HOROVOD_RANK and the like true for the scripts of elastic jobs.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
+    "engine/startup.py",
     "wrap/environment.py",
     "integrations/ranks.py",
     "engine/child_processes.py",

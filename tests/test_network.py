@@ -147,7 +147,8 @@ def test_scripts_meet_at_rank_0s_address_on_the_network_that_was_chosen() -> Non
     assert [told[rank]["variables"]["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
     arrivals[3] = replace(arrival(3, 3, "b"), joins=True)
     del arrivals[0]  # lost; the variables describe the first world only
-    assert "RANK" not in plan_start_orders(arrivals, JOB, name="77").by_rank[3]["variables"]
+    joining = plan_start_orders(arrivals, JOB, name="77").by_rank[3]["variables"]
+    assert "RANK" not in joining and (joining["HOROVOD_RANK"], joining["HOROVOD_SIZE"]) == ("2", "3")
 
 
 def test_on_one_host_there_is_nothing_to_choose() -> None:

@@ -1,4 +1,4 @@
-"""The variables of torchrun, Keras and JAX that hvdrun gives its ranks."""
+"""The variables of torchrun, Keras, JAX and Horovod that hvdrun gives its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import hold_free_ports
 from hvdkit.launch.agent.wire import find_unplanned
-from hvdkit.launch.plan.environment import clean_environment, plan_rank_variables
+from hvdkit.launch.plan.environment import clean_environment, plan_horovod_variables, plan_rank_variables
 from hvdkit.transport.gloo.rendezvous import find_rendezvous_store
 from hvdkit.world import read_world
 
@@ -38,6 +38,25 @@ def test_ranks_are_numbered_in_the_job_on_their_host_and_by_host() -> None:
     for name in ("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS"):
         assert column(planned, name) == ["10.0.0.1:20002"] * 4
     assert not find_unplanned(name for each in planned.values() for name in each)
+
+
+def test_scripts_for_horovod_find_their_numbers_as_under_horovodrun() -> None:
+    planned = plan({})
+    assert column(planned, "HOROVOD_RANK") == ["0", "1", "2", "3"] and column(planned, "HOROVOD_SIZE") == ["4"] * 4
+    assert column(planned, "HOROVOD_LOCAL_RANK") == ["0", "0", "1", "0"]
+    assert column(planned, "HOROVOD_LOCAL_SIZE") == ["2", "1", "2", "1"]
+    # Among the ranks of the same local rank: three hosts have a first rank, one has a second.
+    assert column(planned, "HOROVOD_CROSS_RANK") == ["0", "1", "0", "2"]
+    assert column(planned, "HOROVOD_CROSS_SIZE") == ["3", "3", "1", "3"]
+    assert column(planned, "HOROVOD_HOSTNAME") == ["a", "b", "a", "c"]
+
+
+def test_ranks_of_a_world_that_has_changed_are_numbered_among_those_that_are_left() -> None:
+    planned = plan_horovod_variables({1: "b", 2: "a", 5: "a"})
+    assert {number: own["HOROVOD_RANK"] for number, own in planned.items()} == {1: "0", 2: "1", 5: "2"}
+    assert {number: own["HOROVOD_LOCAL_RANK"] for number, own in planned.items()} == {1: "0", 2: "0", 5: "1"}
+    assert all(own["HOROVOD_SIZE"] == "3" and "RANK" not in own for own in planned.values())
+    assert not find_unplanned(name for own in planned.values() for name in own)
 
 
 def test_an_address_of_ipv6_and_its_port_are_told_apart() -> None:
@@ -80,6 +99,21 @@ OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "HVDKIT_AGENT": "1"}
 RANK_1 = plan_rank_variables({0: "a", 1: "a"}, "127.0.0.1", (20001, 20002), "77", {})[1]
 
 
+def test_no_rank_of_hvdrun_is_taken_for_one_of_horovodrun() -> None:
+    assert RANK_1["HOROVOD_RANK"] == "1"
+    for launcher in (OPEN_MPI, {"PMI_RANK": "1", "PMI_SIZE": "2"}):
+        assert read_world({**launcher, **RANK_1}).launcher in ("openmpi", "hydra")
+    # An mpirun that a rank has started, and a process of which a script has hidden the launcher.
+    inner = {**OPEN_MPI, **RANK_1, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert (read_world(inner).launcher, read_world(inner).rank) == ("openmpi", 3)
+    assert (read_world(RANK_1).launcher, read_world(RANK_1).size) == ("none", 1)
+    # horovodrun inside a rank of hvdrun.
+    numbers = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "3", "HOROVOD_LOCAL_RANK": "2", "HOROVOD_LOCAL_SIZE": "3"}
+    store = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+    own = read_world({**OPEN_MPI, **RANK_1, **numbers, **store})
+    assert (own.launcher, own.rank, own.size) == ("horovodrun", 2, 3)
+
+
 def test_a_rank_of_hvdrun_is_mpis_and_meets_through_mpi() -> None:
     environ = {**OPEN_MPI, **RANK_1}
     assert read_world(environ).launcher == "openmpi"
@@ -112,8 +146,15 @@ def test_variables_of_a_rank_do_not_reach_a_job_that_it_starts(run: str) -> None
     assert clean_environment({**kept, **RANK_1, "TORCHELASTIC_RUN_ID": run, "TORCHELASTIC_MAX_RESTARTS": "3"}) == kept
 
 
+def test_variables_of_horovodrun_do_not_reach_a_job_that_its_rank_starts() -> None:
+    numbers = {name: value for name, value in RANK_1.items() if name.startswith("HOROVOD_")}
+    store = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+    kept = {"PATH": "/bin", "HOROVOD_TIMELINE": "trace.json", "HOROVOD_GLOO_IFACE": "eth0"}
+    assert clean_environment({**kept, **numbers, **store, "HOROVOD_CONTROLLER": "gloo"}) == kept
+
+
 def test_variables_that_only_the_user_can_have_set_stay() -> None:
-    own = {"MASTER_ADDR": "head", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+    own = {"MASTER_ADDR": "head", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "HOROVOD_SIZE": "4"}
     assert clean_environment(own) == own
 
 

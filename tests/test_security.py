@@ -57,7 +57,7 @@ EXECUTING = {
     "engine/named/negotiator.py": "ranks of the job: by MPI, shared memory or connections that proved the job's secret",
     "transport/small_collectives.py": "the same",
     "transport/between/hierarchical.py": "the same",
-    "integrations/ranks.py": "this process itself, a moment before",
+    "launch/function_outcome.py": "ranks, through Ray, through Spark or in a folder of this user alone",
     "packages/spark/hvdkit_spark/job.py": "the driver, for its executors",
     "packages/spark/hvdkit_spark/rank.py": "the driver, for its ranks",
     "packages/spark/hvdkit_spark/reports.py": "ranks of run(), through Spark",

@@ -283,9 +283,17 @@ def _refused_sets() -> None:
     for sets, words in (([[0], [0]], "added already"), ([[0, 1]], "added already"), ([[5]], "ranks from 0 to 1")):
         with pytest.raises(ValueError, match=words):
             hvd.init(process_sets=sets)
-        assert not hvd.is_initialized()
-    hvd.init(process_sets=[[0], [1]])
+        assert hvd.is_initialized() and hvd.size() == 2
+        assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1]}
+        hvd.shutdown()
+    with pytest.raises(ValueError, match="added already"):
+        hvd.init(process_sets=[[0], [0]])
+    first = hvd.ProcessSet([0])
+    hvd.init(process_sets=[first, [1]])
+    hvd.init(process_sets=[first, [1]])  # nothing is added twice
     assert hvd.get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0], 2: [1]}
+    if first.included():
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=first).item() == 1.0
     hvd.shutdown()
 
 

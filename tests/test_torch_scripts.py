@@ -84,8 +84,8 @@ def test_contradicting_variables_are_refused_before_a_rank_starts(tmp_path: Path
 
 
 def test_a_wrapped_script_sees_one_process() -> None:
-    show = "import os; print(*sorted({'RANK', 'WORLD_SIZE', 'MASTER_ADDR'} & set(os.environ)), 'end')"
-    for options, shown in ((["--wrap"], "end"), ([], "MASTER_ADDR RANK WORLD_SIZE end")):
+    show = "import os; print(*sorted({'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'HOROVOD_RANK'} & set(os.environ)), 'end')"
+    for options, shown in ((["--wrap"], "end"), ([], "HOROVOD_RANK MASTER_ADDR RANK WORLD_SIZE end")):
         command = [*HVDRUN, "-np", "1", *options, sys.executable, "-c", show]
         done = subprocess.run(
             command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -301,6 +302,15 @@ def _refused() -> None:
             wrap(strategy=strategy)
         with optimizer.skip_synchronize():
             pass
+        assert str(type(optimizer)) == "<class 'hvdkit.torch.optimizer.SGD'>"
+        optimizer.synchronize()
+        horovods = "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize()."
+        with pytest.warns(UserWarning, match="^" + re.escape(horovods)):  # by these words scripts filter it
+            optimizer.step()
+        with pytest.raises(NotImplementedError, match=r"engine\.strategy"):
+            type("Own", (hvd._DistributedOptimizer,), {"synchronize": print})  # as research code does with Horovod's
+        with pytest.raises(NotImplementedError, match="strategy="):
+            hvd.optimizer._DistributedOptimizer([])
         late = wrap(strategy=LateAverage())
         with pytest.raises(AssertionError, match="LateAverage"), late.skip_synchronize():
             pass

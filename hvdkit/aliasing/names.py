@@ -43,8 +43,15 @@ REFUSED = {
     "horovod.common.basics": "Use rank(), size(), init() and similar functions of horovod.torch or horovod.tensorflow",
 }
 
+_DERIVED = (
+    "it is the class behind Horovod's DistributedOptimizer, and hvdkit has none whose methods could be replaced. Use "
+    "DistributedOptimizer(optimizer, strategy=...) with a subclass of hvdkit.engine.strategy.Strategy"
+)
+
 #: (module, name) of Horovod's functions and classes that hvdkit lacks -> what is said when one is called.
 CALLS = {
+    ("horovod.tensorflow", "_DistributedOptimizer"): _DERIVED,
+    ("horovod.tensorflow", "_DistributedAdasumOptimizer"): _DERIVED,
     ("horovod.tensorflow", "LocalGradientAggregationHelper"): (
         "it is internal to Horovod; use DistributedOptimizer(optimizer, backward_passes_per_step=n)"
     ),

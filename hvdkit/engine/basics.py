@@ -52,7 +52,8 @@ class Framework:
         settings: fields of hvdkit.Config, for example transport="mpi". They take precedence over environment variables;
         None is as no argument.
         Raises WorldError if the launcher and MPI disagree about the number of ranks, ConfigError for an invalid setting
-        or a comm that cannot be a world, TypeError for an unknown setting, ValueError for an invalid process set.
+        or a comm that cannot be a world, TypeError for an unknown setting, ValueError for an invalid process set: the
+        world is there then, without the process sets of this call, and init() may be called again with others.
         """
         sets = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
         if isinstance(comm, Sequence) and any(is_communicator(ranks) for ranks in comm):
@@ -66,9 +67,11 @@ class Framework:
         part = read_part(comm, read_world())
         known = [ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks) for ranks in sets]
         first = not engine.is_initialized()
-        engine.init(known, arithmetic=self.arithmetic(), framework=self.name, part=part, **settings)
-        if first:
-            global_process_set.mpi_comm = comm if is_communicator(comm) else None
+        try:
+            engine.init(known, arithmetic=self.arithmetic(), framework=self.name, part=part, **settings)
+        finally:
+            if first and engine.is_initialized():  # also where process sets were refused
+                global_process_set.mpi_comm = comm if is_communicator(comm) else None
 
     def describe(self) -> str:
         """Describe the job in one line: ranks, hosts, transport and threads. Collective; the same text on every rank.

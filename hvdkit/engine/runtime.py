@@ -106,7 +106,7 @@ def init(
     Raises WorldError if the launcher and MPI disagree or a rank has started this process, ConfigError for a
     bad setting or a part that cannot be a world, TransportError if the ranks cannot reach each other,
     MissingDependencyError if the engine is not installed, ValueError for process sets that
-    cannot be made: see ProcessSets.add.
+    cannot be made, see ProcessSets.add: this process has joined then, as with Horovod, and none of the sets is there.
     """
     global _again
     if _runtime is not None:
@@ -118,6 +118,8 @@ def init(
                 "use a process set."
             )
         _warn_of_ignored(settings, _runtime.config)
+        known = _runtime.sets.ids_and_ranks().values()
+        _add_sets(_runtime, [one for one in process_sets if one.ranks is not None and one.ranks not in known])
         return _runtime
     config = read_config(**settings)
     if part is not None and config.elastic:
@@ -126,21 +128,27 @@ def init(
             "job, because any rank may be replaced. Leave out comm, or the options that select elastic training "
             "(--elastic, --min-np, --max-np)."
         )
-    _again = functools.partial(
-        init, process_sets, arithmetic=arithmetic, framework=framework, opener=opener, part=part, **settings
-    )
+    again = functools.partial(init, arithmetic=arithmetic, framework=framework, opener=opener, part=part, **settings)
+    _again = functools.partial(again, process_sets)
+    refused: ValueError | None = None
     keep_freed_memory(config.malloc_keep_bytes)
     if config.gc_freeze:
         freeze_objects()
     offer_all_stacks()
 
     def join() -> Runtime:
+        nonlocal refused
         launched = read_world()
         refuse_child_of_rank(launched)
         if config.elastic:  # those who have let this rank in would wait for it
             install_exception_hook(launched.rank, launched.host, None)
         with arriving(config, launched, part=part.ranks if part is not None else ()):
-            return _join(config, launched.launcher, process_sets, arithmetic, framework, opener, part)
+            joined = _join(config, launched.launcher, arithmetic, framework, opener, part)
+            try:
+                _add_sets(joined, process_sets)
+            except ValueError as error:  # the same on all ranks, which have been given the same sets
+                refused = error
+            return joined
 
     made = enter_world(join, functools.partial(shutdown, idle=False))
     mark_rank_process(made.world)
@@ -151,7 +159,23 @@ def init(
         RecordSender(RECORDER, config.profile, made.facts)
     if config.metrics_s and config.launcher_channel:
         send_totals(config.launcher_channel, config.metrics_s)
+    if refused is not None:
+        _again = again
+        raise refused
     return made
+
+
+def _add_sets(joined: Runtime, process_sets: Sequence[ProcessSet]) -> None:
+    """Add process sets; collective. Raises ValueError, with none of them added, if one cannot be made."""
+    added: list[ProcessSet] = []
+    try:
+        for process_set in sorted(process_sets, key=lambda one: one.mpi_comm is None):  # numbered as in Horovod
+            joined.sets.add(process_set)
+            added.append(process_set)
+    except ValueError:
+        for process_set in added:
+            joined.sets.remove(process_set)
+        raise
 
 
 def _warn_of_ignored(settings: Mapping[str, Any], config: Config) -> None:
@@ -168,7 +192,6 @@ def _warn_of_ignored(settings: Mapping[str, Any], config: Config) -> None:
 def _join(
     config: Config,
     launcher: str,
-    process_sets: Sequence[ProcessSet],
     arithmetic: Arithmetic | None,
     framework: str,
     opener: Opener,
@@ -216,12 +239,6 @@ def _join(
     sets = ProcessSets(transport, open_engine, world.job_ranks, eager=not provider.native)
     _runtime = Runtime(world, config, transport, sets, timeline, cores, provider)
     sets.open_world()
-    try:
-        for process_set in sorted(process_sets, key=lambda one: one.mpi_comm is None):  # numbered as in Horovod
-            sets.add(process_set)
-    except ValueError:  # the same on all ranks, which have been given the same sets
-        shutdown()
-        raise
     for enter in _entering:
         enter()
     return _runtime

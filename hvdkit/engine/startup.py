@@ -32,7 +32,7 @@ from hvdkit.transport.backend import Abort
 from hvdkit.transport.part import Part
 from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.select import Connection, connect, open_transport
-from hvdkit.world import World
+from hvdkit.world import World, name_as_horovodrun
 
 Opener = Callable[[Config, Connection], tuple[World, Transport]]
 Entered = TypeVar("Entered")
@@ -58,7 +58,15 @@ def open_world(
         if connection.base is not None:
             connection.base.close(idle=False)  # the other ranks do not wait for this one then
         raise
+    if config.elastic and part is None:
+        os.environ.update(_name_for_scripts(world))
     return world, transport, connection.abort
+
+
+def _name_for_scripts(world: World) -> dict[str, str]:
+    """The variables by which Horovod's scripts find their rank, which was another one before the world changed."""
+    words = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "host")
+    return name_as_horovodrun({word: getattr(world, word) for word in words})
 
 
 class NextWorld(Protocol):

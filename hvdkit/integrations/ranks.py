@@ -14,24 +14,20 @@ import pickle
 import re
 import secrets
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.engine import runtime as engine
-from hvdkit.errors import HorovodInternalError, HvdkitError, LaunchError
-from hvdkit.launch.plan.environment import find_launcher_variables, plan_rank_variables
+from hvdkit.errors import HvdkitError, LaunchError
+from hvdkit.launch.function_outcome import Dumps, FunctionOutcome, describe_error
+from hvdkit.launch.plan.environment import find_horovod_variables, find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
 from hvdkit.transport.division import keep_places
 from hvdkit.transport.gloo.backend import JOB_SECRET
 from hvdkit.transport.gloo.library import host_store
 
-# Of horovodrun, whose variables count before torchrun's, and of hvdrun's agent.
-_REMOVED = re.compile(
-    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT)|CONTROLLER|CPU_OPERATIONS)"
-    r"|HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)"
-)
+_REMOVED = re.compile("HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)")  # of hvdrun's agent
 _LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port that nobody holds
 _LARGEST_PORT = 65535
 _SETTLE_S = 30.0
@@ -70,21 +66,6 @@ class Assignment:
     local_size: int
     node: str
     gpus: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a function did on one rank. error: what it raised. traceback: of `error`, with the rank's own lines."""
-
-    value: Any = None
-    error: BaseException | None = None
-    traceback: str = ""
-
-    def get(self, where: str) -> Any:
-        """Return the value, or raise the error with its traceback as cause. where: names the rank in the cause."""
-        if self.error is not None:
-            raise self.error from HorovodInternalError(f"The function failed on {where}:\n{self.traceback}")
-        return self.value
 
 
 class Store:
@@ -149,7 +130,8 @@ def plan_variables(
     if not 0 < port <= _LARGEST_PORT or not address:
         raise LaunchError(f"Rank 0 offers its store at {address!r}, port {port}: that is no address of a store.")
     hosts = {each.rank: each.node for each in assignments}
-    planned = plan_rank_variables(hosts, address, (), job, {})
+    local_ranks = {each.rank: each.local_rank for each in assignments}
+    planned = plan_rank_variables(hosts, address, (), job, {}, local_ranks)
     shared = {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -163,7 +145,7 @@ def plan_variables(
     for each in assignments:
         own = {name: value for name, value in planned[each.rank].items() if not _LEFT_OUT.fullmatch(name)}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(each.gpus)} if each.gpus else {}
-        variables.append({**own, "LOCAL_RANK": str(each.local_rank), **shared, **gpus})
+        variables.append({**own, **shared, **gpus})
     return variables
 
 
@@ -174,7 +156,8 @@ def enter_rank(variables: Mapping[str, str]) -> None:
     that were there before, it is shut down; not collective.
     """
     _leave()
-    for name in {*find_launcher_variables(os.environ), *filter(_REMOVED.fullmatch, os.environ)}:
+    others = {*find_launcher_variables(os.environ), *find_horovod_variables(os.environ)}
+    for name in others | set(filter(_REMOVED.fullmatch, os.environ)):
         del os.environ[name]
     os.environ.update(variables)
     begin(variables)
@@ -186,42 +169,28 @@ def call_function(
     kwargs: Mapping[str, Any] | None = None,
     *,
     last: bool,
-    dumps: Callable[[BaseException], bytes] = pickle.dumps,
-) -> Outcome:
+    dumps: Dumps = pickle.dumps,
+) -> FunctionOutcome:
     """Call a function on this rank. If it raises, the ranks that wait for this one raise RankLostError.
 
-    last: leave the world also if it returns, because the ranks call nothing after it. dumps: of the pickle module by
-    which the outcome travels; an exception that does not survive it is replaced by its text, in a RuntimeError or, if
-    it is one, in a HorovodInternalError.
+    last: leave the world also if it returns, because the ranks call nothing after it. dumps: see describe_error().
     """
     try:
         value = fn(*args, **(kwargs or {}))
         if last:
             engine.settle(_SETTLE_S)  # the other ranks need this one's part of what the GPUs have under way
     except BaseException as error:
-        text = traceback.format_exc()
+        outcome = describe_error(error, dumps)
         _leave()
-        return Outcome(error=_make_portable(error, dumps), traceback=text)
+        return outcome
     if last:
         _leave()
-    return Outcome(value)
+    return FunctionOutcome(value)
 
 
 def _leave() -> None:
     with contextlib.suppress(HvdkitError):  # of ranks that are gone already
         engine.shutdown(idle=False)
-
-
-def _make_portable(error: BaseException, dumps: Callable[[BaseException], bytes]) -> BaseException:
-    if isinstance(error, Exception):
-        try:
-            pickle.loads(dumps(error))
-            return error
-        except Exception:  # whatever its class does
-            pass
-    # Not a HorovodInternalError in place of others: that means a lost rank, after which elastic jobs go on.
-    kind = HorovodInternalError if isinstance(error, HorovodInternalError) else RuntimeError
-    return kind(f"{type(error).__name__}: {error}")
 
 
 def check_call(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import signal
@@ -11,10 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hvdkit.errors import HorovodInternalError, LaunchError, MissingDependencyError
+from hvdkit.errors import HorovodInternalError, LaunchError
+from hvdkit.launch.function_outcome import FunctionOutcome
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.optional_import import optional_import
 
 FUNCTION = "function.pickle"
 
@@ -54,7 +55,9 @@ def run(
     executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
     network_interfaces, as Horovod's. use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
     The job ends if this process is killed (on Linux).
-    Raises LaunchError for what cannot be started, HorovodInternalError if the job fails.
+    Raises what func raised on the rank that failed first, from a HorovodInternalError with the rank, its host and its
+    traceback. An exception that cannot be pickled or unpickled becomes a RuntimeError with its type and text. Raises
+    LaunchError for what cannot be started, HorovodInternalError if the job fails otherwise.
     """
     if hosts is not None and hostfile is not None:
         raise LaunchError("run() was given hosts and hostfile. Leave one of them out.")
@@ -62,7 +65,7 @@ def run(
         raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.")
     ranks = np if np is not None else num_proc
     flags = plan_flags({"hosts": hosts, "hostfile": hostfile, **options})
-    pickler = _cloudpickle()
+    pickler = optional_import("cloudpickle", "run")
     here = hosts is None and hostfile is None
     with (
         RuntimeDirectory("run")
@@ -74,9 +77,7 @@ def run(
         start = [*hvdrun, "-np", str(ranks), *flags, *(["--verbose"] if verbose else [])]
         rank = [executable or sys.executable, "-m", "hvdkit.launch.run_worker", folder]
         status = _wait_for(subprocess.Popen([*start, *rank], stdin=subprocess.DEVNULL))
-        if status:
-            raise HorovodInternalError(f"The job of run() ended with exit code {status}; its output says why.")
-        return [_result(Path(folder), number) for number in range(ranks)]
+        return give_results(_read_results(Path(folder), ranks), ranks, status, folder)
 
 
 def _wait_for(hvdrun: subprocess.Popen[bytes]) -> int:
@@ -114,25 +115,57 @@ def plan_flags(options: Mapping[str, Any]) -> list[str]:
     return [*(f"{_FLAGS[name]}={value}" for name, value in given.items()), *alias]
 
 
-def _cloudpickle() -> Any:
-    try:
-        return importlib.import_module("cloudpickle")
-    except ModuleNotFoundError:
-        raise MissingDependencyError(
-            "run() sends functions with the package cloudpickle, which is not installed. Run: pip install 'hvdkit[run]'"
-        ) from None
-
-
 def result_name(rank: int) -> str:
     """The file of a rank's result."""
     return f"result.{rank}.pickle"
 
 
-def _result(folder: Path, rank: int) -> Any:
-    try:
-        data = (folder / result_name(rank)).read_bytes()
-    except FileNotFoundError:
+class Result(NamedTuple):
+    """What a rank has left. seconds: when, by the clock of its host. outcome: a FunctionOutcome, pickled."""
+
+    rank: int
+    host: str
+    seconds: float
+    raised: bool
+    outcome: bytes
+
+    def get(self) -> Any:
+        """Return what the function returned. Raises what it raised."""
+        where = f"rank {self.rank} on {self.host}"
+        try:
+            outcome: FunctionOutcome = pickle.loads(self.outcome)
+        except Exception as error:  # whatever the class of the value does
+            raise HorovodInternalError(
+                f"What {where} returned cannot be unpickled here: {type(error).__name__}: {error}. Its class must be "
+                "importable here."
+            ) from error
+        return outcome.get(where)
+
+    @property
+    def is_internal(self) -> bool:
+        """Has the function raised HorovodInternalError?"""
+        return self.raised and bool(pickle.loads(self.outcome).internal)
+
+
+def _read_results(folder: Path, ranks: int) -> list[Result]:
+    files = [folder / result_name(rank) for rank in range(ranks)]
+    return [pickle.loads(file.read_bytes()) for file in files if file.exists()]
+
+
+def give_results(results: Sequence[Result], ranks: int, status: int, folder: object) -> list[Any]:
+    """Return what each rank returned, by rank.
+
+    results: of the ranks that have left one. status: exit code of hvdrun. folder: of the results. Raises as run().
+    """
+    failed = sorted((result for result in results if result.raised), key=lambda result: result.seconds)
+    # Ranks that have waited for the one that failed raise HorovodInternalError, perhaps before it has come to its end.
+    for result in sorted(failed, key=lambda result: result.is_internal):
+        result.get()
+    if status:
+        raise HorovodInternalError(f"The job of run() ended with exit code {status}; its output says why.")
+    missing = sorted(set(range(ranks)) - {result.rank for result in results})
+    if missing:
         raise HorovodInternalError(
-            f"Rank {rank} left no result in {folder}. Call run() in a directory that all hosts of the job see."
-        ) from None
-    return pickle.loads(data)
+            f"Rank {missing[0]} left no result in {folder}. Call run() in a directory that all hosts of the job see."
+        )
+    return [result.get() for result in results]

@@ -1,23 +1,43 @@
-"""`python -m hvdkit.launch.run_worker FOLDER`: a rank of hvdkit.run(). Calls the function and leaves its result."""
+"""`python -m hvdkit.launch.run_worker FOLDER`: a rank of hvdkit.run(). Calls the function and leaves its outcome."""
 
 from __future__ import annotations
 
-import importlib
+import os
 import pickle
 import sys
+import time
 from pathlib import Path
 
-from hvdkit.launch.run_api import FUNCTION, result_name
+from hvdkit.launch.function_outcome import FunctionOutcome, describe_error, own_frames, pickle_outcome
+from hvdkit.launch.run_api import FUNCTION, Result, result_name
+from hvdkit.optional_import import optional_import
 from hvdkit.world import read_world
 
 
 def main(folder: Path) -> None:
-    """Load the function, call it and write what it returns."""
-    pickler = importlib.import_module("cloudpickle")
-    data = (folder / FUNCTION).read_bytes()
-    func, args, kwargs, path = pickle.loads(data)
-    sys.path += [place for place in path if place not in sys.path]
-    (folder / result_name(read_world().rank)).write_bytes(pickler.dumps(func(*args, **kwargs)))
+    """Load the function, call it and write what it returned or raised; an exception then ends this process."""
+    dumps = optional_import("cloudpickle", "run").dumps
+    world = read_world()
+
+    def leave(outcome: FunctionOutcome) -> FunctionOutcome:
+        outcome, data = pickle_outcome(outcome, dumps)
+        part = folder / f"{result_name(world.rank)}.part"  # what reads the other one may come at any time
+        part.write_bytes(pickle.dumps(Result(world.rank, world.host, time.time(), outcome.raised, data)))
+        os.replace(part, folder / result_name(world.rank))
+        return outcome
+
+    try:
+        func, args, kwargs, path = pickle.loads((folder / FUNCTION).read_bytes())
+        sys.path += [place for place in path if place not in sys.path]
+        value = func(*args, **kwargs)
+    except BaseException as error:
+        leave(describe_error(error, dumps))
+        if not isinstance(error, Exception):
+            raise
+        # As Python would, but without the frames of runpy and of this file. After init() this ends the job.
+        sys.excepthook(type(error), error, own_frames(error))
+        sys.exit(1)
+    leave(FunctionOutcome(value)).get(f"rank {world.rank} on {world.host}")
 
 
 if __name__ == "__main__":

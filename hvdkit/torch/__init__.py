@@ -67,6 +67,7 @@ from hvdkit.torch.ops import (
     synchronize,
 )
 from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.optimizer import _DistributedOptimizer as _DistributedOptimizer
 from hvdkit.torch.process_group.register import register
 from hvdkit.torch.reduce import (
     allreduce,

@@ -233,3 +233,23 @@ def _make_step_for_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., 
 
 _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 engine.follow(_syncs)
+
+
+_NO_BASE = (
+    "_DistributedOptimizer is the class behind Horovod's DistributedOptimizer; hvdkit has none whose methods could be "
+    "overridden. Use hvd.DistributedOptimizer(optimizer, strategy=...) with a subclass of "
+    "hvdkit.engine.strategy.Strategy, which gets the gradients of each step."
+)
+
+
+class _DistributedOptimizer:
+    """Refuse what research code does with the class behind Horovod's DistributedOptimizer: derive from it, or call it.
+
+    Nothing in hvdkit would call the methods that it overrides.
+    """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(_NO_BASE)
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        raise NotImplementedError(_NO_BASE)

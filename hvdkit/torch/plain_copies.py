@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -59,7 +60,9 @@ def change_class(
     attributes: what the mixin needs; their names begin with _hvdkit.
     """
     own = own_class(optimizer)
-    body = {"__module__": own.__module__, "__doc__": own.__doc__, "_hvdkit_own_class": own}
+    # As in Horovod: by "horovod" in str(type(optimizer)) PyTorch Lightning 1 sees that an optimizer is wrapped.
+    package = "horovod" if "hvdkit.alias_horovod" in sys.modules else "hvdkit"
+    body = {"__module__": f"{package}.torch.optimizer", "__doc__": own.__doc__, "_hvdkit_own_class": own}
     body.update({name: uncompiled(getattr(mixin, name)) for name in _COMMUNICATING if hasattr(mixin, name)})
     optimizer.__class__ = type(own.__name__, (mixin, own), body)
     optimizer.__dict__.update({"_parameter_names": parameter_names, **attributes})

@@ -56,7 +56,8 @@ class Wrapped(PlainCopies):
         self._hvdkit_synchronized = False
         if synchronized and not self._hvdkit_skip and closure is None:
             warnings.warn(
-                "optimizer.step() was called after optimizer.synchronize() without optimizer.skip_synchronize(). "
+                # Horovod's words, by which scripts and tests filter the warning, up to the first full stop.
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "Horovod would reduce the gradients twice. hvdkit reduces them once and needs neither call.",
                 stacklevel=3,  # torch.compile's wrapper of this method is between
             )

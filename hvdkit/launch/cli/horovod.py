@@ -1,6 +1,6 @@
 """horovodrun's options that hvdrun does not have itself, and its --config-file, a YAML file whose entries are options.
 
-Each option is accepted with its meaning, or refused with a cure.
+Each option is accepted with its meaning, or without effect and with a line that says so, or refused with a cure.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class Flag:
     refused: what to do instead, as a sentence; "" if the option is accepted.
     help: of an accepted option.
     program: the launcher.
+    ignored: why an accepted option has no effect, and what to set in its place; "" if it has one, or is the default.
+    takes: is an ignored option followed by a value? variables: Horovod's, which have no effect for the same reason.
     """
 
     names: tuple[str, ...]
@@ -121,11 +123,14 @@ class Flag:
     refused: str = ""
     help: str = ""
     program: str = "horovodrun"
+    ignored: str = ""
+    takes: bool = False
+    variables: tuple[str, ...] = ()
 
     @property
     def has_value(self) -> bool:
         """Is an accepted option followed by a value?"""
-        return any(callable(value) for value in self.sets.values())
+        return self.takes or any(callable(value) for value in self.sets.values())
 
 
 def _megabytes(count: int) -> str:
@@ -140,9 +145,14 @@ def _refuse(*names: str, instead: str, program: str = "horovodrun") -> Flag:
     return Flag(names, refused=instead, program=program)
 
 
-_TUNE = "--autotune takes ten steps per trial, and --autotune-steps limits the number of steps. Leave it out."
-_CYCLES = "hvdkit has no cycles. Leave it out; with --engine horovod set HOROVOD_CYCLE_TIME, _TIMELINE_MARK_CYCLES."
-_CLOCK = "Output lines have no timestamp. Leave it out; for timestamps use: hvdrun ... 2>&1 | ts."
+def _ignore(*names: str, why: str, takes: bool = False, variables: str = "") -> Flag:
+    found = tuple(f"HOROVOD_{name}" for name in variables.split())
+    own = " With --engine horovod set Horovod's variable." if found else ""
+    return Flag(names, ignored=f"{why}{own}", takes=takes, variables=found)
+
+
+_TUNE = "--autotune takes ten steps per trial, and --autotune-steps limits the number of steps."
+_CLOCK = "Output lines have no timestamp; for timestamps use: hvdrun ... 2>&1 | ts."
 
 FLAGS = (
     # Settings of the same meaning.
@@ -170,37 +180,60 @@ FLAGS = (
     _accept("--disable-cache", help="coordinate every operation, without a cache (default)"),
     _accept("--stall-check", help="report stalled operations (default)"),
     _accept("--no-torus-allreduce", help="no effect"),
+    _accept("--no-hierarchical-allgather", help="no effect"),
     _accept("--no-timeline-mark-cycles", help="no effect"),
     _accept("--no-mpi-threads-disable", help="no effect"),
     _accept("--log-without-timestamp", "--log-hide-timestamp", help="no timestamps (default)"),
     # Parts that hvdkit does not have.
     _refuse("-cb", "--check-build", instead="hvdkit has no build options. To see what works here use: hvdkit doctor."),
-    _refuse("--cycle-time-ms", "--timeline-mark-cycles", instead=_CYCLES),
-    _refuse(
+    _ignore("--cycle-time-ms", why="hvdkit has no cycles, and needs no setting.", takes=True, variables="CYCLE_TIME"),
+    _ignore(
+        "--timeline-mark-cycles",
+        why="hvdkit has no cycles, and needs no setting.",
+        variables="TIMELINE_MARK_CYCLES",
+    ),
+    _ignore(
         "--cache-capacity",
-        instead="hvdkit has no such limit. Leave it out; with --engine horovod set HOROVOD_CACHE_CAPACITY.",
+        why="hvdkit has no such limit, and needs no setting.",
+        takes=True,
+        variables="CACHE_CAPACITY",
     ),
-    _refuse(
+    _ignore(
         "--hierarchical-allgather",
-        "--no-hierarchical-allgather",
-        instead="One transport serves all operations. Use --transport hierarchical or --transport mpi.",
+        why="One transport serves all operations: --transport hierarchical.",
+        variables="HIERARCHICAL_ALLGATHER",
     ),
-    _refuse(
-        "--torus-allreduce",
-        instead="Use --transport hierarchical, which is similar; with --engine horovod set HOROVOD_TORUS_ALLREDUCE.",
-    ),
-    _refuse(
+    _ignore("--torus-allreduce", why="--transport hierarchical is similar.", variables="TORUS_ALLREDUCE"),
+    _ignore(
         *("--autotune-warmup-samples", "--autotune-steps-per-sample"),
         *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
-        instead=_TUNE,
+        why=_TUNE,
+        takes=True,
+        variables="AUTOTUNE_WARMUP_SAMPLES AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_BAYES_OPT_MAX_SAMPLES "
+        "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     ),
-    _refuse("--mpi-threads-disable", instead="hvdkit needs an MPI with threads. Leave it out."),
-    _refuse("--num-nccl-streams", instead="Leave it out; with --engine horovod set HOROVOD_NUM_NCCL_STREAMS."),
-    _refuse("--thread-affinity", instead="Use --bind; with --engine horovod set HOROVOD_THREAD_AFFINITY."),
-    _refuse("--gloo-timeout-seconds", instead="To end a job in which a rank is missing use --stall-shutdown-s."),
-    _refuse("--log-with-timestamp", "--no-log-hide-timestamp", instead=_CLOCK),
-    _refuse("-prefix-timestamp", "--prefix-output-with-timestamp", instead=_CLOCK),
+    _ignore(
+        "--mpi-threads-disable",
+        why="hvdkit needs an MPI with threads, and no setting.",
+        variables="MPI_THREADS_DISABLE",
+    ),
+    _ignore("--num-nccl-streams", why="hvdkit needs no setting.", takes=True, variables="NUM_NCCL_STREAMS"),
+    _ignore("--thread-affinity", why="Use --bind.", takes=True, variables="THREAD_AFFINITY"),
+    _ignore(
+        "--gloo-timeout-seconds",
+        why="To end a job in which a rank is missing use --stall-shutdown-s.",
+        takes=True,
+        variables="GLOO_TIMEOUT_SECONDS",
+    ),
+    _ignore("--log-with-timestamp", "--no-log-hide-timestamp", why=_CLOCK),
+    _ignore("-prefix-timestamp", "--prefix-output-with-timestamp", why=_CLOCK),
 )
+
+#: Horovod's variables that no option of FLAGS has -> why they have no effect.
+_VARIABLES = {
+    "HOROVOD_FUSION_THRESHOLD": "hvdkit's buckets fit into the cache; --fusion-bytes sets them.",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "--transport hierarchical is the same, and --transport auto uses it.",
+}
 
 #: Options that users of other launchers type.
 OTHERS = (
@@ -235,6 +268,10 @@ class _FlagAction(argparse.Action):
                 f"{option_string} is an option of {self.flag.program} that hvdrun does not have. "
                 f"{self.flag.refused.removesuffix('.')}",
             )
+        if self.flag.ignored:
+            line = f"{option_string} has no effect. {self.flag.ignored}"
+            namespace.ignored = (*getattr(namespace, "ignored", ()), line)
+            return
         typed = {*getattr(namespace, "horovod", ()), str(option_string)}
         for one, other in _OPPOSITES:
             if {one, other} <= typed:
@@ -244,11 +281,23 @@ class _FlagAction(argparse.Action):
         record_settings(self, namespace, option_string, sets)
 
 
+def find_ignored(environ: Mapping[str, str]) -> list[str]:
+    """Say of each of Horovod's variables that is set, and has no effect on hvdkit's own engine, what to set instead."""
+    reasons = {name: flag.ignored for flag in FLAGS for name in flag.variables} | _VARIABLES
+    return [
+        f"{name}={environ[name]} has no effect. {why}"
+        for name, why in reasons.items()
+        if environ.get(name, "") not in ("", "0")
+    ]
+
+
 def add_horovod_flags(parser: OptionParser) -> None:
     """Add the options, without names that hvdrun has itself."""
     group, add = parser.add_group(
         "options of horovodrun",
-        "Its other options are refused; the error says what to use instead." if parser.everything else None,
+        "Its other options have no effect, or are refused; a line says what to use instead."
+        if parser.everything
+        else None,
     )
     add(
         "--config-file",
@@ -261,7 +310,7 @@ def add_horovod_flags(parser: OptionParser) -> None:
             *names,
             action=_FlagAction,
             nargs="?" if flag.refused else None if flag.has_value else 0,
-            type=numbers.count_or_none if flag.has_value else str,
+            type=numbers.count_or_none if flag.has_value and not flag.takes else str,
             dest=f"horovod{names[0]}",
             default=argparse.SUPPRESS,
             metavar="N",

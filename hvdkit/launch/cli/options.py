@@ -106,7 +106,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         flags = read_flags(options.config_file)
         from_file = build_parser()
         from_file.prog = f"hvdrun: {options.config_file}"
-        options.settings = {**from_file.parse_args(flags).settings, **options.settings}
+        others = from_file.parse_args(flags)
+        options.settings = {**others.settings, **options.settings}
+        options.ignored = (*getattr(others, "ignored", ()), *getattr(options, "ignored", ()))
     if not command:
         parser.error("no command was given; write it after the options, as in: hvdrun -np 2 train.py")
     options.command = command

@@ -13,6 +13,7 @@ from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations.schedulers import describe_incomplete_slurm_job, find_incomplete_slurm_job
 from hvdkit.launch.cli.command import check_command, plan_command
+from hvdkit.launch.cli.horovod import find_ignored
 from hvdkit.launch.cli.launcher_options import choose_launcher, read_ssh_options, split_words
 from hvdkit.launch.cli.parser import nearest
 from hvdkit.launch.elastic.options import find_discovered, plan_elastic
@@ -70,6 +71,9 @@ def plan_job(
     config = read_config({**environ, **variables})
     variables.update(plan_elastic(options, config, ranks))
     config = read_config({**environ, **variables})
+    notes += getattr(options, "ignored", ())
+    if config.engine != "horovod":
+        notes += find_ignored(environ)
     if local and config.tuned:
         from hvdkit.engine.tuning.saved import read_entries  # takes 100 ms, for numpy
 

@@ -1,6 +1,7 @@
 """The variables of the ranks: those of hvdrun's own environment that reach them, and those that say which rank it is.
 
-By the latter, scripts for torchrun, Keras' distribution and JAX find their rank and each other.
+By the latter, scripts for torchrun, Keras' distribution and JAX find their rank and each other, and scripts for Horovod
+their rank.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import PORT_COUNT
-from hvdkit.world import HVDRUN_RUN_ID
+from hvdkit.world import HOROVODRUN_STORE, HVDRUN_RUN_ID, name_as_horovodrun
 
 # Set by the launcher of another job (hvdrun inside a rank): with them a second mpirun would act as part of that job.
 _OTHER_LAUNCHER = re.compile(
@@ -42,13 +44,25 @@ _OTHER_TORCHRUN = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_(RANK|WORLD_SIZE)|ROLE_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
     r"|TORCHELASTIC_.*|KERAS_DISTRIBUTION_.*|JAX_(COORDINATOR_ADDRESS|NUM_PROCESSES|PROCESS_ID)"
 )
+_HOROVOD_NUMBERS = r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME)"
+# Of a rank of hvdrun's, or of `horovodrun --gloo`, which sets HOROVOD_GLOO_RENDEZVOUS_ADDR; else the user's own.
+_OTHER_HVDRUN = re.compile(f"{_OTHER_TORCHRUN.pattern}|{_HOROVOD_NUMBERS}")
+_OTHER_HOROVODRUN = re.compile(f"{_HOROVOD_NUMBERS}|HOROVOD_(GLOO_RENDEZVOUS_(ADDR|PORT)|CONTROLLER|CPU_OPERATIONS)")
 
 
 def find_launcher_variables(environ: Iterable[str]) -> tuple[str, ...]:
     """Name the variables of another job's launcher, which must not reach this one."""
-    names = set(environ)
-    torchruns = {name for name in names if _OTHER_TORCHRUN.fullmatch(name)} if "TORCHELASTIC_RUN_ID" in names else set()
-    return tuple(sorted(torchruns | {name for name in names if _OTHER_LAUNCHER.fullmatch(name)}))
+    names, patterns = set(environ), [_OTHER_LAUNCHER]
+    if "TORCHELASTIC_RUN_ID" in names:
+        patterns.append(_OTHER_HVDRUN)
+    if HOROVODRUN_STORE in names:
+        patterns.append(_OTHER_HOROVODRUN)
+    return tuple(sorted(name for name in names if any(pattern.fullmatch(name) for pattern in patterns)))
+
+
+def find_horovod_variables(environ: Iterable[str]) -> tuple[str, ...]:
+    """Name the variables by which horovodrun and hvdrun tell a rank its number, and horovodrun its ranks each other."""
+    return tuple(sorted(filter(_OTHER_HOROVODRUN.fullmatch, environ)))
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,22 +117,22 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def plan_rank_variables(
-    hosts: Mapping[int, str], address: str, ports: Sequence[int], job: str, environ: Mapping[str, str]
+    hosts: Mapping[int, str],
+    address: str,
+    ports: Sequence[int],
+    job: str,
+    environ: Mapping[str, str],
+    local_ranks: Mapping[int, int] | None = None,
 ) -> dict[int, dict[str, str]]:
     """Settle the variables of each rank.
 
     hosts: of all ranks, by rank. address: of rank 0's host, as the other ranks reach it. ports: of that host,
     PORT_COUNT or none; without them the addresses are left out. job: its name. environ: what the ranks have.
+    local_ranks: by rank; None for the order of the ranks on their host.
     Raises LaunchError for what the user has set that cannot be true of this job.
     """
-    order = {host: number for number, host in enumerate(dict.fromkeys(hosts[rank] for rank in sorted(hosts)))}
-    sizes = Counter(hosts.values())
-    local: Counter[str] = Counter()
-    planned = {}
-    for rank in sorted(hosts):
-        host = hosts[rank]
-        planned[rank] = _number_rank(rank, len(hosts), local[host], sizes[host], order[host], len(order))
-        local[host] += 1
+    places = _number_ranks(hosts, local_ranks)
+    planned = {rank: {**_name_numbers(place), **_name_horovods(place, hosts[rank])} for rank, place in places.items()}
     _refuse_contradictions(planned, environ)
     shared = _plan_addresses(address, ports)
     shared["TORCHELASTIC_RUN_ID"] = f"{HVDRUN_RUN_ID}{job}"
@@ -131,19 +145,67 @@ def plan_rank_variables(
     }
 
 
+def plan_horovod_variables(hosts: Mapping[int, str]) -> dict[int, dict[str, str]]:
+    """Settle the variables by which Horovod's scripts find their rank, for ranks of a world that has changed.
+
+    hosts: of the ranks that there are, by their numbers in the job. Their ranks follow these numbers.
+    """
+    ranks = dict(enumerate(sorted(hosts)))
+    places = _number_ranks({rank: hosts[number] for rank, number in ranks.items()})
+    return {number: _name_horovods(places[rank], hosts[number]) for rank, number in ranks.items()}
+
+
+class _Place(NamedTuple):
+    """A rank's numbers. host: of its host among all hosts. cross_rank: among the ranks of the same local_rank."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host: int
+    hosts: int
+
+
+def _number_ranks(hosts: Mapping[int, str], local_ranks: Mapping[int, int] | None = None) -> dict[int, _Place]:
+    order = {host: number for number, host in enumerate(dict.fromkeys(hosts[rank] for rank in sorted(hosts)))}
+    local_sizes, cross_sizes = Counter(hosts.values()), Counter[int]()
+    seen, before = Counter[str](), {}
+    for rank in sorted(hosts):
+        local_rank = seen[hosts[rank]] if local_ranks is None else local_ranks[rank]
+        before[rank] = local_rank, cross_sizes[local_rank]
+        seen[hosts[rank]] += 1
+        cross_sizes[local_rank] += 1
+    return {
+        rank: _Place(
+            *(rank, len(hosts), local_rank, local_sizes[hosts[rank]], cross_rank, cross_sizes[local_rank]),
+            *(order[hosts[rank]], len(order)),
+        )
+        for rank, (local_rank, cross_rank) in before.items()
+    }
+
+
 def is_number_of_rank(name: str) -> bool:
     """Does hvdrun give each rank a value of its own, or one that follows from the job's size?"""
-    return name in _number_rank(0, 1, 0, 1, 0, 1)
+    alone = _Place(0, 1, 0, 1, 0, 1, 0, 1)
+    return name in _name_numbers(alone) or name in _name_horovods(alone, "")
 
 
-def _number_rank(rank: int, size: int, local_rank: int, local_size: int, host: int, hosts: int) -> dict[str, str]:
-    numbers = dict.fromkeys(("RANK", "ROLE_RANK", "KERAS_DISTRIBUTION_PROCESS_ID", "JAX_PROCESS_ID"), rank)
+def _name_numbers(place: _Place) -> dict[str, str]:
+    numbers = dict.fromkeys(("RANK", "ROLE_RANK", "KERAS_DISTRIBUTION_PROCESS_ID", "JAX_PROCESS_ID"), place.rank)
     numbers |= dict.fromkeys(
-        ("WORLD_SIZE", "ROLE_WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES", "JAX_NUM_PROCESSES"), size
+        ("WORLD_SIZE", "ROLE_WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES", "JAX_NUM_PROCESSES"), place.size
     )
-    numbers |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
-    numbers |= {"GROUP_RANK": host, "GROUP_WORLD_SIZE": hosts}
+    numbers |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
+    numbers |= {"GROUP_RANK": place.host, "GROUP_WORLD_SIZE": place.hosts}
     return {name: str(number) for name, number in numbers.items()}
+
+
+def _name_horovods(place: _Place, host: str) -> dict[str, str]:
+    """The variables that horovodrun sets for a rank."""
+    words = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return name_as_horovodrun({**{word: getattr(place, word) for word in words}, "host": host})
 
 
 def _plan_addresses(address: str, ports: Sequence[int]) -> dict[str, str]:
@@ -163,8 +225,8 @@ def _refuse_contradictions(planned: Mapping[int, Mapping[str, str]], environ: Ma
         ranks = f"{len(planned)} rank{'s' * (len(planned) > 1)}"
         raise LaunchError(
             f"Variables of the environment contradict this job of {ranks}; the job's values are in brackets: "
-            f"{', '.join(wrong.values())}. Scripts for torchrun, Keras or JAX would wait for ranks that do not exist. "
-            f"Run: unset {' '.join(wrong)}"
+            f"{', '.join(wrong.values())}. Scripts for torchrun, Keras, JAX or Horovod would wait for ranks that do "
+            f"not exist. Run: unset {' '.join(wrong)}"
         )
     port = environ.get("MASTER_PORT")
     if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):

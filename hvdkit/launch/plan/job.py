@@ -38,7 +38,7 @@ class Job:
     logs: the folder of the ranks' logs, for messages. verbose: report every start, show the launcher's output at once.
     start_timeout_s: for all ranks to start. save_timeout_s: for ranks that handle SIGTERM to save and end.
     metrics_port: for Prometheus, on this host's loopback address; 0 for any; None for no such port.
-    rank_variables: give the ranks the variables of torchrun, Keras and JAX.
+    rank_variables: give the ranks the variables of torchrun, Keras, JAX and Horovod.
     """
 
     command: tuple[str, ...]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.wire import find_unplanned
-from hvdkit.launch.plan.environment import plan_rank_variables
+from hvdkit.launch.plan.environment import plan_horovod_variables, plan_rank_variables
 from hvdkit.launch.plan.job import Job, name_host
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
 from hvdkit.launch.plan.network import HostInterfaces, choose_network, parse_interfaces, plan_network_variables
@@ -108,7 +108,7 @@ def plan_start_orders(
 ) -> StartOrders:
     """Plan each rank's variables and binding from the registrations of all ranks.
 
-    window: of the terminal, for rank 0. name: the job's; "" to give the ranks no variables of torchrun, Keras and JAX.
+    window: of the terminal, for rank 0. name: the job's; "" to leave out the variables of plan_rank_variables().
     held: by rank, the cores that were ordered before for ranks that run; a replacement gets those of a lost one.
     Raises LaunchError for a wish that some host cannot meet.
     """
@@ -131,10 +131,12 @@ def plan_start_orders(
         planned = plan_cores({rank: each.allowed for rank, each in there.items()}, job.bind, near)
         cores.update(take_free_shares(planned, held or {}))
     numbered: dict[int, dict[str, str]] = {}
-    first_world = not any(each.joins for each in registrations.values())  # which alone they describe
-    if name and job.rank_variables and first_world:
+    if name and job.rank_variables:
         hosts = {rank: each.host for rank, each in registrations.items()}
-        numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
+        if any(each.joins for each in registrations.values()):
+            numbered = plan_horovod_variables(hosts)  # the others describe the first world only
+        else:
+            numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
     planned_hosts = job.planned  # where replacements may start
     slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.elastic and host.slots}
     orders: dict[int, dict[str, Any]] = {

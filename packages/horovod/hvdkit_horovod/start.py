@@ -72,6 +72,12 @@ def open_horovod(
             f"comm selects the job ranks {list(part.ranks)}, but the installed Horovod was built without MPI. Run "
             "`hvdkit build-horovod` on a system with MPI, or use the native engine (HVDKIT_ENGINE=native)."
         )
+    with real_horovod():
+        from horovod import __version__
+    library = f"Horovod {__version__} ({describe(basics)})"
+    by_gloo = not basics.mpi_built() or os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
+    if by_gloo and world.launcher != "horovodrun":
+        check_world(world, 1, library)  # its Gloo would wait for as many ranks as hvdrun's HOROVOD_SIZE says
     comm = open_part(part, world) if part is not None else None
     try:
         binding.module.init(comm=comm, process_sets="dynamic")
@@ -80,12 +86,9 @@ def open_horovod(
     finally:
         if comm is not None:
             call_mpi("MPI_Comm_free", comm.Free)  # Horovod has one of its own
-    with real_horovod():
-        from horovod import __version__
-
     # horovodrun tells Horovod of later worlds, and the variables stay as they were.
     if part is None and world.launcher != "horovodrun":
-        check_world(world, basics.size(), f"Horovod {__version__} ({describe(basics)})")
+        check_world(world, basics.size(), library)
     facts = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     world = complete_world(
         world,

@@ -50,6 +50,7 @@ class Rank:
         self._index = index
         self._store: Store | None = None
         self._executable: Any = None
+        self._name = ""
         self._gpus = tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
     def give_signs(self, key: str, pause_s: float) -> None:
@@ -68,6 +69,7 @@ class Rank:
     def enter(self, variables: Mapping[str, str]) -> None:
         """Make this process a rank; only rank 0 keeps its store."""
         enter_rank(variables)
+        self._name = f"rank {variables['RANK']} (process {os.getpid()} on node {ray.util.get_node_ip_address()})"
         if variables["RANK"] != "0":
             self._store = None
 
@@ -77,10 +79,7 @@ class Rank:
 
     def execute(self, fn: Callable[[Any], Any], last: bool = False) -> Any:
         """Return fn(executable). last: leave the world after it. Raises what it raises, when the others know."""
-        outcome = call_function(fn, (self._executable,), last=last, dumps=ray.cloudpickle.dumps)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
+        return call_function(fn, (self._executable,), last=last, dumps=ray.cloudpickle.dumps).get(self._name)
 
 
 class ElasticRank(Rank):

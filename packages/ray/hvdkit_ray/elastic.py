@@ -17,6 +17,7 @@ from hvdkit.errors import (
     DuplicateNameError,
     HorovodInternalError,
     LaunchError,
+    LaunchTimeoutError,
     RankLostError,
     RanksDisagreeError,
 )
@@ -334,7 +335,7 @@ class ElasticWorkers:
         )
         if not self._worlds:
             cure = f"Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s)."
-            raise LaunchError(f"{text} {cure} {self._why}".rstrip())
+            raise LaunchTimeoutError(f"{text} {cure} {self._why}".rstrip())
         raise RankLostError(
             f"{text} They have not come within {self._settings.elastic_timeout:g} s (elastic_timeout). {self._why}"
         )

@@ -124,8 +124,8 @@ class RayExecutor:
 
         executable_cls: the class of what execute() gives to functions; None for no object. extra_env_vars: set before
         the workers' Python starts.
-        Raises LaunchError, with nothing left behind, if workers are not there within the settings' time limits, and
-        what executable_cls() raises.
+        Raises LaunchTimeoutError, with nothing left behind, if workers are not there within the settings' time limits,
+        LaunchError if they die, and what executable_cls() raises.
         """
         if self._workers is not None:
             raise LaunchError("start() was called before. Call shutdown() first.")
@@ -305,8 +305,8 @@ class ElasticRayExecutor:
         start() may be called again.
 
         callbacks: refused, see the error.
-        Raises LaunchError if too few workers have come in time, RankLostError if too few are left, if none is left that
-        has the last commit or if the reset limit is reached, and what the function raises on a rank.
+        Raises LaunchTimeoutError if too few workers come in time, RankLostError if too few are left, if none is left
+        that has the last commit or if the reset limit is reached, and what the function raises on a rank.
         """
         return self._executor.run(worker_fn, callbacks=callbacks)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdkit.errors import LaunchError
+from hvdkit.errors import LaunchError, LaunchTimeoutError
 from hvdkit.optional_import import optional_import
 from hvdkit_ray.settings import Demand
 
@@ -42,7 +42,8 @@ class Reservation:
 def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
     """Find places for all workers. given: a placement group in which they are to be; None to make one.
 
-    Raises LaunchError if it is too small, or if Ray has not placed it in time; one that was made here is removed then.
+    Raises LaunchError if it is too small, LaunchTimeoutError if Ray has not placed it in time; one that was made here
+    is removed then.
     """
     if given is not None:
         if not isinstance(given, groups.PlacementGroup):
@@ -58,7 +59,7 @@ def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
         reservation = Reservation(group, tuple(map(demand.place, range(demand.workers))), owned=True)
     try:
         if not reservation.group.wait(math.ceil(timeout_s)):  # Ray counts whole seconds
-            raise LaunchError(_describe_shortage(reservation.group, demand, timeout_s))
+            raise LaunchTimeoutError(_describe_shortage(reservation.group, demand, timeout_s))
     except BaseException:
         reservation.release()
         raise

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
+from hvdkit.errors import HorovodInternalError, LaunchError, LaunchTimeoutError, RankLostError
 from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
 from hvdkit.optional_import import optional_import
 from hvdkit_ray.actor import Arrival, Rank
@@ -98,7 +98,7 @@ class Workers:
                 ) from error
         if late:
             missing = ", ".join(name(number) for number, ref in enumerate(refs) if ref in late)
-            raise LaunchError(
+            raise LaunchTimeoutError(
                 f"{len(late)} of {len(refs)} workers have not answered within {self._settings.timeout_s:g} s: "
                 f"{missing}. See their nodes in `ray status`, or raise timeout_s."
             )

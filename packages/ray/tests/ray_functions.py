@@ -26,6 +26,7 @@ def describe(factor: int = 1) -> dict[str, Any]:
         "total": float(total),
         "transport": runtime.runtime("describe").transport.name,
         "place": [int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")],
+        "horovods": [int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "CROSS_RANK")],
         "pid": os.getpid(),
         "variable": os.environ.get("OF_THE_TEST"),
         "in_main_thread": threading.current_thread() is threading.main_thread(),  # only that may set signal handlers

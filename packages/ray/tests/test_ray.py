@@ -23,7 +23,7 @@ from unittest.mock import MagicMock
 import pytest
 import ray_functions
 
-from hvdkit.errors import HorovodInternalError, LaunchError, RankLostError
+from hvdkit.errors import HorovodInternalError, LaunchError, LaunchTimeoutError, RankLostError
 
 pytestmark = [pytest.mark.integrations, pytest.mark.ranks]
 
@@ -121,6 +121,7 @@ def test_functions_run_on_ranks_that_are_ordered_by_node(cluster: Any) -> None:
         assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3] and len(pids) == 4
         assert {(rank["size"], rank["total"], rank["variable"]) for rank in ranks} == {(4, 20.0, "a b")}
         assert [rank["place"] for rank in ranks] == [[0, 2, 0], [1, 2, 0], [0, 2, 1], [1, 2, 1]]
+        assert [rank["horovods"] for rank in ranks] == [[0, 4, 0, 0], [1, 4, 1, 0], [2, 4, 0, 1], [3, 4, 1, 1]]
         assert {rank["transport"] for rank in ranks} == {"shared_memory"}, "the nodes are one machine"
         assert all(rank["in_main_thread"] for rank in ranks)
         assert executor.execute(lambda counter: counter.add()) == [15, 16, 17, 18]
@@ -129,7 +130,8 @@ def test_functions_run_on_ranks_that_are_ordered_by_node(cluster: Any) -> None:
 
         again = ray.get(executor.run_remote(ray_functions.describe, kwargs={"factor": 1}))
         assert [rank["total"] for rank in again] == [10.0] * 4 and {rank["pid"] for rank in again} == pids
-        with pytest.raises(KeyError, match="of the function"):  # not what the ranks raise that waited for that one
+        text = r"failed on rank 1 \(process \d+ on node [\d.]+\):[\s\S]*in fail_on[\s\S]*of the function"
+        with pytest.raises(KeyError, match=text):  # not what the ranks raise that waited for that one
             executor.run(ray_functions.fail_on, [1])
         after = executor.run(ray_functions.describe)
         assert [rank["total"] for rank in after] == [10.0] * 4 and {rank["pid"] for rank in after} == pids
@@ -159,14 +161,17 @@ def test_workers_for_which_there_is_no_room_are_an_error_in_time(cluster: Any) -
     from hvdkit_ray import RayExecutor, run
 
     settings = RayExecutor.create_settings(placement_group_timeout_s=1)
+    assert issubclass(LaunchTimeoutError, TimeoutError), "which scripts for Horovod catch"
     with nothing_left():
         with pytest.raises(
-            LaunchError, match=r"within 1 s: bundles \[0, .*4\] of 5 x \{'CPU': 1\.0\} \(PACK\).*free in all"
+            LaunchTimeoutError, match=r"within 1 s: bundles \[0, .*4\] of 5 x \{'CPU': 1\.0\} \(PACK\).*free in all"
         ):
             RayExecutor(settings, num_workers=5).start()
         with pytest.raises(LaunchError, match=r"of 3 x \{'CPU': 1\.0\} \(STRICT_SPREAD\)"):
             run(ray_functions.describe, num_hosts=3, settings=settings)
-        with pytest.raises(LaunchError, match=r"1 workers are there, and 9|0 workers are there, and 9 are needed"):
+        with pytest.raises(
+            LaunchTimeoutError, match=r"1 workers are there, and 9|0 workers are there, and 9 are needed"
+        ):
             run(ray_functions.describe, min_workers=9, max_workers=9, settings=RayExecutor.create_settings(timeout_s=1))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from hvdkit.errors import LaunchError
+from hvdkit.errors import LaunchTimeoutError
 from hvdkit_spark.reports import Report, describe_loss
 from hvdkit_spark.task import RankSpec
 from hvdkit_spark.watch import Watch
@@ -33,8 +33,8 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
     """Run a job to its end; returns a report of each rank, or those that there are if the job has failed.
 
     The job is cancelled when a rank fails, and when this call is interrupted; Spark then ends its tasks, and with them
-    the ranks. Raises LaunchError if the ranks do not start within start_timeout seconds, HorovodInternalError if Spark
-    itself cannot run it.
+    the ranks. Raises LaunchTimeoutError if the ranks do not start within start_timeout seconds, HorovodInternalError if
+    Spark itself cannot run it.
     """
     group, collected = f"hvdkit-{uuid.uuid4().hex}", _Collected()
     failures = _open_failures(context)
@@ -62,7 +62,7 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
     if reports:
         return reports
     if verdict == "late":
-        raise LaunchError(
+        raise LaunchTimeoutError(
             f"The {ranks} ranks have not started within {start_timeout:g} s (start_timeout). Does another job of this "
             "application use the executors? See the driver's log, and Spark's web interface."
         )

@@ -12,7 +12,8 @@ from typing import Any
 import cloudpickle
 
 from hvdkit.errors import DuplicateNameError, HorovodInternalError, HvdkitError, RanksDisagreeError
-from hvdkit.integrations.ranks import Outcome, Store, call_function, enter_rank, offer_store
+from hvdkit.integrations.ranks import Store, call_function, enter_rank, offer_store
+from hvdkit.launch.function_outcome import pickle_outcome
 from hvdkit.transport.addresses import address_towards
 from hvdkit_spark.reports import Status
 
@@ -57,15 +58,11 @@ def _call(variables: dict[str, str], function: bytes, store: Store) -> tuple[Sta
         return value
 
     outcome = call_function(load_and_call, last=True, dumps=cloudpickle.dumps)
-    if outcome.error is not None and status == "returned":
+    if outcome.raised and status == "returned":
         status = "lost a rank"  # with the last operations on a GPU
     sys.stderr.write(outcome.traceback)
-    try:
-        return status, cloudpickle.dumps(outcome)
-    except Exception as error:
-        kind = type(outcome.value).__name__
-        text = f"The function returned a {kind}, which cannot be pickled: {type(error).__name__}: {error}"
-        return "raised", pickle.dumps(Outcome(error=TypeError(text)))
+    outcome, data = pickle_outcome(outcome, cloudpickle.dumps)
+    return "raised" if outcome.raised and status == "returned" else status, data
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hvdkit.errors import LaunchError
+from hvdkit.errors import LaunchError, LaunchTimeoutError
 from hvdkit.log import logger
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.addresses import is_loopback
@@ -58,7 +58,7 @@ def wait_for_slots(
     """Wait until there are slots for `wanted` ranks, or for `least` if there are no more after settle_s.
 
     count: the slots that there are now. unreachable: see describe_loopback(); with it the wait is 30 s at most.
-    Returns the number of ranks. Raises LaunchError after timeout_s.
+    Returns the number of ranks. Raises LaunchTimeoutError after timeout_s.
     """
     began, told = time.monotonic(), False
     if unreachable:
@@ -68,7 +68,7 @@ def wait_for_slots(
         if slots >= wanted or (slots >= least and waited_s >= settle_s):
             return min(slots, wanted)
         if waited_s >= timeout_s:
-            raise LaunchError(
+            raise LaunchTimeoutError(
                 f"{least} ranks need {least} tasks at the same time, but the executors of this Spark application have "
                 f"room for {slots} (cores of all executors, divided by spark.task.cpus), after {waited_s:.0f} s. Lower "
                 f"num_proc, or start more executors.{unreachable}"

@@ -116,7 +116,10 @@ def test_an_estimator_trains_as_one_process_with_the_whole_batch(spark: Any, tmp
         batch_size=4,
         epochs=2,
         shuffle=False,
+        mp_start_method="spawn",  # of Horovod's, as the next one; neither has an effect
+        reader_pool_type="thread",
     )
+    assert estimator.getMpStartMethod() == "spawn"
     trained = estimator.fit_on_parquet(dataset_idx="mine")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     losses = []

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import ConfigError, HorovodInternalError, LaunchError
-from hvdkit.integrations.ranks import Offer, Outcome
+from hvdkit.integrations.ranks import Offer
+from hvdkit.launch.function_outcome import FunctionOutcome, describe_error
 from hvdkit_spark import output, session
 from hvdkit_spark.common import batches
 from hvdkit_spark.common.batches import Batches, plan_pieces
@@ -107,7 +108,7 @@ def test_paths_of_stores_are_those_of_spark_and_of_python() -> None:
 
 
 def outcome(value: Any = None, error: BaseException | None = None) -> bytes:
-    return pickle.dumps(Outcome(value, error, "a traceback"))
+    return pickle.dumps(FunctionOutcome(value) if error is None else describe_error(error, pickle.dumps))
 
 
 def test_the_cause_is_told_from_what_follows_from_it() -> None:

@@ -55,6 +55,10 @@ ESTIMATOR = (
     Definition("random_seed", "seed of the framework, of the shuffling and of the rows of validation", _int, 0),
     Definition("run_id", "name of the run in the store; its last checkpoint is continued", _text),
     Definition("use_gpu", "use GPUs? False hides those of the executors", _bool, True),
+    Definition("mp_start_method", "Horovod's; has no effect, as no process is started for the data", _text),
+    Definition("reader_pool_type", "Horovod's; has no effect, as no process is started for the data", _text),
+    Definition("train_reader_num_workers", "Horovod's; has no effect, see reader_pool_type", _int),
+    Definition("val_reader_num_workers", "Horovod's; has no effect, see reader_pool_type", _int),
     Definition("verbose", "0 or 1: a line for each epoch in the log of rank 0's executor", _int, 1),
 )
 
@@ -74,8 +78,8 @@ MODEL = (
 REFUSED = {
     **dict.fromkeys(
         (
-            "data_module transformation_fn transformation_edit_fields transformation_removed_fields reader_pool_type "
-            "train_reader_num_workers val_reader_num_workers compress_sparse_cols"
+            "data_module transformation_fn transformation_edit_fields transformation_removed_fields "
+            "compress_sparse_cols"
         ).split(),
         "it belongs to Petastorm, which hvdkit does not use; transform the DataFrame before fit()",
     ),
@@ -84,7 +88,6 @@ REFUSED = {
     **dict.fromkeys(("train_minibatch_fn",), "write the loop as a function, and start it by hvdkit_spark.run()"),
     **dict.fromkeys(("checkpoint_callback",), "the store keeps the last epoch of each run; pass others as callbacks"),
     **dict.fromkeys(("backend_env",), "pass backend=SparkBackend(num_proc, env=...)"),
-    **dict.fromkeys(("mp_start_method",), "no process is started for the data"),
 }
 
 Kind = TypeVar("Kind", bound=type[Params])

@@ -1,0 +1,88 @@
+"""hvdkit.run(): what the function returns or raises on the ranks comes back."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hvdrun_job import environment
+
+from hvdkit.errors import HorovodInternalError, RankLostError
+from hvdkit.launch.function_outcome import FunctionOutcome, describe_error
+from hvdkit.launch.run_api import Result, give_results
+
+
+def result(rank: int, seconds: float, error: Exception | None = None, value: Any = None) -> Result:
+    outcome = FunctionOutcome(value) if error is None else describe_error(error, pickle.dumps)
+    return Result(rank, "a", seconds, outcome.raised, pickle.dumps(outcome))
+
+
+def test_the_error_of_the_rank_that_failed_first_is_raised_and_none_that_follows_from_it() -> None:
+    follows, first, second = RankLostError("rank 1 is lost"), KeyError("cause"), ValueError("later")
+    left = [result(0, 1.0, follows), result(1, 2.0, first), result(2, 3.0, second)]
+    with pytest.raises(KeyError) as caught:
+        give_results(left, 4, 1, "here")
+    assert "The function failed on rank 1 on a" in str(caught.value.__cause__)
+    with pytest.raises(RankLostError):  # of a rank that was killed
+        give_results(left[:1], 3, 137, "here")
+    with pytest.raises(HorovodInternalError, match="ended with exit code 137"):
+        give_results([], 3, 137, "here")
+    with pytest.raises(HorovodInternalError, match="Rank 1 left no result in here"):
+        give_results([result(0, 1.0)], 2, 0, "here")
+    assert give_results([result(0, 2.0, value="a"), result(1, 1.0, value="b")], 2, 0, "here") == ["a", "b"]
+
+
+SCRIPT = """
+import sys, threading
+import hvdkit, hvdkit.torch as hvd
+import torch
+
+class TakesTwo(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+def fail(how):
+    hvd.init()
+    if hvd.rank() == 1:
+        if how == "lock":
+            return threading.Lock()
+        if how == "exit":
+            sys.exit(0)
+        raise TakesTwo("one", "two") if how == "two" else FileNotFoundError(2, "of the function")
+    hvd.allreduce(torch.ones(1), name="nobody comes")
+
+if __name__ == "__main__":
+    for how in sys.argv[1:]:
+        try:
+            hvdkit.run(fail, (how,), np=3)
+        except Exception as error:
+            cause = str(error.__cause__)
+            place = "rank 1 on" in cause, "in fail" in cause, "run_worker" in cause
+            print(how, type(error).__name__, repr(str(error)), *place)
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("how", [["file"], pytest.param(["two", "exit", "lock"], marks=pytest.mark.slow)])
+def test_what_the_function_raises_is_raised_by_run(tmp_path: Path, how: list[str]) -> None:
+    pytest.importorskip("cloudpickle")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), *how], env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    said = {
+        "file": "file FileNotFoundError '[Errno 2] of the function' True True False",
+        "two": "two RuntimeError 'TakesTwo: one and two' True True False",
+        "exit": "exit RuntimeError 'SystemExit: 0' True True False",
+        "lock": 'lock TypeError "The function returned a lock, which cannot be pickled: TypeError: cannot pickle '
+        "'_thread.lock' object\" True False False",
+    }
+    assert done.stdout.splitlines() == [said[one] for one in how], done.stdout + done.stderr
+    if how == ["file"]:
+        shown = done.stderr.partition("failed with FileNotFoundError")[2].partition("FileNotFoundError:")[0]
+        assert "in fail" in shown and "runpy" not in shown and "run_worker" not in shown, done.stderr
