@@ -50,6 +50,14 @@ def test_a_script_and_a_module_run_with_this_python(tmp_path: Path, monkeypatch:
     assert plan_job(parse_arguments(["-np", "1", "-m", "json.tool"]), environ).command[2] == "json.tool"
 
 
+def test_a_backend_that_keras_does_not_have_is_noted_with_the_nearest() -> None:
+    def notes(backend: str) -> str:
+        return "".join(plan_job(parse_arguments(["-np", "1", "true"]), {"PATH": PATH, "KERAS_BACKEND": backend}).notes)
+
+    assert "KERAS_BACKEND=pytorch is not a backend of Keras" in notes("pytorch")
+    assert "Did you mean torch?" in notes("pytorch") and not notes("torch") and not notes("")
+
+
 def test_what_is_not_a_script_of_this_python_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tool = program(tmp_path / "bin.py", "#!/bin/sh\n")

@@ -20,12 +20,16 @@ from hvdkit.launch.hostfiles import FoundHosts, format_hosts
 from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, is_number_of_rank, withhold
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.network import parse_wish
-from hvdkit.launch.plan.resolve_hosts import check_hosts, count_cores, find_hosts, is_local, plan_daemon_variables
+from hvdkit.launch.plan.resolve_hosts import count_cores, describe_unknown, find_hosts, is_local, plan_daemon_variables
 from hvdkit.launch.plan.resources import choose_ranks, plan_shared_gpus
 from hvdkit.startup import plan_variables
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Options that give ranks or hosts, with or without a value in the same word.
+_GIVES_RANKS = re.compile(r"(-np?(\d+|gpu|auto)?|--np|--num-proc|-H|--hosts|--?hostfile)(=.*)?")
 _ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_PATIENCE_S", "HVDKIT_ELASTIC_SAVE_S")
+
+_KERAS_BACKENDS = ("tensorflow", "torch", "jax", "numpy", "openvino")
 
 
 def plan_job(
@@ -45,8 +49,12 @@ def plan_job(
     if asked is None or options.host_discovery_script is not None:
         asked = found.ranks
     if ranks is None:
+        if asked is None and not hosts:
+            _refuse_late_option(options.command)
         ranks = plan_ranks(asked, hosts, {host.name: cores for host in here}, more=found.more)
-    check_hosts(hosts)
+    unknown = describe_unknown(hosts)
+    if unknown and not options.dry_run:
+        raise LaunchError(unknown)
     removed = find_incomplete_slurm_job(environ)
     sent = read_sent(options.env or (), environ, local=local)
     environ = {name: value for name, value in clean_environment(environ).items() if name not in removed}
@@ -54,7 +62,13 @@ def plan_job(
     path = environ.get("PATH", os.defpath)
     if local:
         check_command(options.command, module=options.module, path=path)
-    notes = [*found.notes]
+    notes = [*found.notes, *([unknown] if unknown else [])]
+    backend = environ.get("KERAS_BACKEND", "")
+    if backend and backend not in _KERAS_BACKENDS:
+        notes.append(
+            f"KERAS_BACKEND={backend} is not a backend of Keras: {', '.join(_KERAS_BACKENDS)}."
+            f"{nearest(backend, _KERAS_BACKENDS)}"
+        )
     networks: tuple[str, ...] = (found.interface,) if found.interface else ()
     if options.network_interfaces is not None:
         networks = parse_wish(options.network_interfaces)
@@ -183,6 +197,16 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
     ssh = [flag for flag, value in (("-p", options.ssh_port), ("-i", options.ssh_identity_file)) if value is not None]
     if ssh and launcher in ("srun", "jsrun"):
         raise LaunchError(f"{ssh[0]} is for ssh, which {launcher} does not use. Leave it out, or use --launcher ssh.")
+
+
+def _refuse_late_option(command: Sequence[str]) -> None:
+    """Raise LaunchError if the command's arguments have an option that gives ranks: the user meant hvdrun's."""
+    for word in command[1:]:
+        if _GIVES_RANKS.fullmatch(word):
+            raise LaunchError(
+                f"The number of ranks is missing: {word} stands after {command[0]}, so it is an argument of that. "
+                f"hvdrun's options go before the command, like: hvdrun -np 2 {command[0]}"
+            )
 
 
 def _plan_startup(options: argparse.Namespace) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
 from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss
 
+_NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod\b")
 _CHECK_HOSTS = "Check the hosts: run `hvdkit doctor` with the same options for hosts (-H, --hostfile, -p)"
 
 
@@ -122,6 +124,8 @@ def _blame(
     first, *others = failures
     end = ranks.states[first].end
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
+    if end is not None and any(_NO_HOROVOD.match(line) for line in end.tail):
+        log += " To run a script for Horovod unchanged, start it with hvdrun --alias-horovod."
     later = [f"after it, {describe_loss(ranks, rank)}." for rank in others if ranks.states[rank].end is not None]
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
