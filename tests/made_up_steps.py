@@ -23,8 +23,9 @@ class Job:
     """What each step of each rank is made of, in seconds.
 
     compute_s: of which the second half is backward, which fills one bucket after another. late: more compute, loading:
-    waiting for data, both of (rank, step). bucket_s: what it takes to reduce one. hosts: of each rank; cores: that each has; off_s: by how
-    much a host's clock is ahead, and drift how much more each second. first: round that each rank has kept.
+    waiting for data, both of (rank, step). bucket_s: what it takes to reduce one. hosts: of each rank; off_s: by how
+    much a host's clock is ahead, and drift how much more each second. first: round that each rank has kept. cores: of
+    each rank.
     """
 
     ranks: int = 4

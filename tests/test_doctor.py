@@ -111,6 +111,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "gpu-in-use",
         "warning",
     ),
+    "a GPU twice, by number and name": ({"accelerators__visible": f"0,{GPUS[0].uuid}"}, "gpu-twice", "error"),
     "a GPU twice": ({"accelerators__visible": "1,1"}, "gpu-twice", "error"),
 }
 
