@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import LaunchError
@@ -33,14 +33,19 @@ _KERAS_BACKENDS = ("tensorflow", "torch", "jax", "numpy", "openvino")
 
 
 def plan_job(
-    options: argparse.Namespace, environ: Mapping[str, str], found: FoundHosts | None = None, ranks: int | None = None
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    found: FoundHosts | None = None,
+    ranks: int | None = None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> Job:
     """Turn the options into a job. Raises LaunchError for a job that cannot be started.
 
-    found, ranks: of a job that is restarted; None to take them from the options.
+    found, ranks: of a job that is restarted; None to take them from the options. note: writes a line while it waits for
+    hosts.
     """
     _refuse_contradictions(options)
-    found = found or _find_hosts(options, environ)
+    found = found or _find_hosts(options, environ, note)
     hosts = found.hosts
     here = [host for host in hosts if is_local(host)]
     local = len(here) == len(hosts)
@@ -240,9 +245,9 @@ def _choose_own_gpus(options: argparse.Namespace, config: Config) -> str | None:
     return "-np gpu" if options.ranks == "gpu" else "device_transport=nccl" if config.device_transport == "nccl" else ""
 
 
-def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str], note: Callable[[str], None]) -> FoundHosts:
     if options.host_discovery_script is not None:
-        return find_discovered(options, environ)
+        return find_discovered(options, environ, note)
     found = find_hosts(
         options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
     )
