@@ -85,6 +85,8 @@ def plan_job(
     variables.update(plan_variables(_plan_startup(options), environ))
     if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
         variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
+    if options.wrap and options.quiet and "HVDKIT_WRAP_TABLE" not in environ:
+        variables["HVDKIT_WRAP_TABLE"] = "0"
     config = read_config({**environ, **variables})
     variables.update(plan_elastic(options, config, ranks))
     config = read_config({**environ, **variables})

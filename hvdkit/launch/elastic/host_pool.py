@@ -188,9 +188,10 @@ async def wait_for_slots(
             return None
         if not waiting:
             waiting, slots = True, count_slots(hosts) or 0
+            needed = f"{min_ranks} are needed ({needed_by})" if min_ranks > 1 else "1 is needed"
             say(
-                f"there {'are' if slots != 1 else 'is'} {slots} slot{'s' * (slots != 1)}, and "
-                f"{f'{min_ranks} are needed ({needed_by})' if min_ranks > 1 else '1 is needed'}: waiting up to {wait_s:g} s for more (--elastic-timeout)."
+                f"there {'are' if slots != 1 else 'is'} {slots} slot{'s' * (slots != 1)}, and {needed}: waiting up to "
+                f"{wait_s:g} s for more (--elastic-timeout)."
             )
         await asyncio.sleep(_CHECK_S)
 
