@@ -94,7 +94,7 @@ class TopParser(Parser):
             rows = [f"  {name:{width}}  {summaries[name]}\n" for name in names if name in summaries]
             lines += [f"\n{title}:\n", *rows] if rows else []
         closing = (
-            "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md of hvdkit's source."
+            "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md in a clone of hvdkit."
         )
         return "".join([*lines, f"\n{closing}\n"])
 

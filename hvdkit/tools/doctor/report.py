@@ -42,7 +42,7 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
         console.print(f"    {escape(finding.cure)}", highlight=False, soft_wrap=True)
     if findings and not quiet:
         console.print(
-            "What doctor examines is described in docs/guides/doctor.md of hvdkit's source.",
+            "All findings are described in docs/reference/findings.md in a clone of hvdkit.",
             highlight=False,
             soft_wrap=True,
         )

@@ -126,7 +126,7 @@ class ShardedSampler(Sampler[int]):
         Start the training loop with `range(sampler.epoch, epochs)`. An evaluation always starts at its first sample.
         """
         self.epoch, self._start, self.seed = state["epoch"], state["used"], state["seed"]
-        self._given, self.trained, self._finished = 0, None, False
+        self._given, self.trained, self._finished, self._trained_on = 0, None, False, False
 
     def _plan(self) -> Indices:
         order = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)
