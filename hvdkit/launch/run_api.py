@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import signal
@@ -13,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdkit.errors import HorovodInternalError, LaunchError, MissingDependencyError
+from hvdkit.errors import HorovodInternalError, LaunchError
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.optional_import import optional_import
 
 FUNCTION = "function.pickle"
 
@@ -62,7 +62,7 @@ def run(
         raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.")
     ranks = np if np is not None else num_proc
     flags = plan_flags({"hosts": hosts, "hostfile": hostfile, **options})
-    pickler = _cloudpickle()
+    pickler = optional_import("cloudpickle", "run")
     here = hosts is None and hostfile is None
     with (
         RuntimeDirectory("run")
@@ -112,15 +112,6 @@ def plan_flags(options: Mapping[str, Any]) -> list[str]:
         raise LaunchError(f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_FLAGS))}.")
     alias = ["--alias-horovod"] if "hvdkit.alias_horovod" in sys.modules else []
     return [*(f"{_FLAGS[name]}={value}" for name, value in given.items()), *alias]
-
-
-def _cloudpickle() -> Any:
-    try:
-        return importlib.import_module("cloudpickle")
-    except ModuleNotFoundError:
-        raise MissingDependencyError(
-            "run() sends functions with the package cloudpickle, which is not installed. Run: pip install 'hvdkit[run]'"
-        ) from None
 
 
 def result_name(rank: int) -> str:
