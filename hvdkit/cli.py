@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -48,7 +49,15 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, `PROG: MESSAGE. See PROG --help.`, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2."""
+        """End with exit code 2; for missing arguments with their choices and the first example of the help."""
+        if message.startswith("the following arguments are required"):
+            message += "".join(
+                f". {action.metavar} is one of {', '.join(action.choices)}"
+                for action in self._actions
+                if action.choices and not action.option_strings and not isinstance(action, argparse._SubParsersAction)
+            )
+            example = re.search(r"^examples:\n +(\S+(?: \S+)*)", self.epilog or "", re.MULTILINE)
+            message += f". Example: {example[1]}" if example else ""
         stop = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message.rstrip('.')}{stop} See {self.prog} --help.\n")
 
@@ -83,7 +92,7 @@ class TopParser(Parser):
             rows = [f"  {name:{width}}  {summaries[name]}\n" for name in names if name in summaries]
             lines += [f"\n{title}:\n", *rows] if rows else []
         closing = (
-            "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md of hvdkit's source."
+            "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md in a clone of hvdkit."
         )
         return "".join([*lines, f"\n{closing}\n"])
 
@@ -151,6 +160,8 @@ def check_name(name: str, names: Iterable[str]) -> None:
             f"this command is in the package hvdkit-{_PACKAGES[name]}, which is not installed. Run, in a clone of "
             f"hvdkit: pip install -c constraints.txt ./packages/{_PACKAGES[name]}"
         )
+    if name == "completion":
+        raise HvdkitError(f"write: hvdkit --print-completion {{{','.join(SHELLS)}}}. See hvdkit --help.")
     hint = nearest(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."
     raise HvdkitError(f"there is no such command.{hint} See hvdkit --help.")
 

@@ -290,6 +290,7 @@ class Config:
         "with --wrap: compute PyTorch's batch normalization over the rows of each rank, or over the rows of all ranks",
         flag="--wrap-batch-norm",
     )
+    wrap_table: bool = setting(True, parse_bool, "with --wrap: print the table of what is changed; not with hvdrun -q")
     wrap_seed: int = setting(0, int, "with --wrap: random seed of all ranks, unless the script sets one; set by hvdrun")
     log_level: str = setting(
         "warning",

@@ -24,7 +24,8 @@ class Job:
 
     compute_s: of which the second half is backward, which fills one bucket after another. late: more compute, loading:
     waiting for data, both of (rank, step). bucket_s: what it takes to reduce one. hosts: of each rank; off_s: by how
-    much a host's clock is ahead, and drift how much more each second. first: round that each rank has kept.
+    much a host's clock is ahead, and drift how much more each second. first: round that each rank has kept. cores: of
+    each rank.
     """
 
     ranks: int = 4
@@ -40,6 +41,7 @@ class Job:
     drift: float = 0.0
     loaders: int = 0
     threaded: bool = True
+    cores: float = 2.0
     first: Sequence[int] = ()
 
     def host(self, rank: int) -> str:
@@ -68,7 +70,7 @@ class Job:
             off = self.off_s.get(self.host(rank), 0.0)
             for column in (1, 2, 4, *range(len(HEAD), facts.row)):
                 times[:, column] += off + self.drift * off * times[:, column]
-            about = RankFacts(rank, self.ranks, self.host(rank), self.host(rank), "shared_memory", 2.0, 4 << 20)
+            about = RankFacts(rank, self.ranks, self.host(rank), self.host(rank), "shared_memory", self.cores, 4 << 20)
             recordings.append(RankRecording(about, [(facts, times[self.first[rank] if self.first else 0 :])]))
         return recordings
 

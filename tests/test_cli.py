@@ -94,7 +94,9 @@ BAD = {
     "unknown option -hostfil. Did you mean -hostfile?": ["-hostfil", "hosts", "true"],
     "--nproc-per-node is an option of torchrun that hvdrun does not have. Use -np N": ["--nproc-per-node=2", "true"],
     "0 is not a number of ranks": ["-np", "0", "true"],
-    "The number of ranks is missing": ["true"],
+    "The number of ranks is missing. Set it with -np": ["true", "--lr", "1"],
+    "The number of ranks is missing: -np stands after train.py": ["train.py", "--lr", "1", "-np", "2"],
+    "hvdrun's options go before the command, like: hvdrun -np 2 python": ["python", "train.py", "--hostfile=hosts"],
     "cannot be used together": ["-np", "1", "-H", "localhost", "--hostfile", "x", "true"],
     "is more than the 2 slots": ["-np", "3", "-H", "localhost:2", "true"],
     "Unknown host: nowhere.invalid": ["-np", "1", "-H", "nowhere.invalid", "true"],
@@ -163,6 +165,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert sentence in err
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
+
+
+def test_a_dry_run_needs_no_name_service(capfd: pytest.CaptureFixture[str]) -> None:
+    assert hvdrun.main(["-H", "one.invalid:2,two.invalid:1", "--launcher", "ssh", "--dry-run", "true"]) == 0
+    out, err = capfd.readouterr()
+    assert "one.invalid:2,two.invalid:1" in out and "Unknown hosts: one.invalid, two.invalid. Check" in err
 
 
 def test_a_wrong_variable_is_refused_before_anything_starts(

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -213,7 +212,7 @@ def test_a_static_graph_reads_the_masks_in_the_first_round_only(static: bool) ->
     assert found == [{1}, {1} if static else set()]
 
 
-def a_rank_dies(transport: Transport) -> tuple[float, str, str]:
+def a_rank_dies(transport: Transport) -> tuple[str, str]:
     """The last rank is killed while the others reduce a bucket, and wait for it on the device."""
     group = connect_group(transport)
     buckets = NcclBuckets(
@@ -228,21 +227,19 @@ def a_rank_dies(transport: Transport) -> tuple[float, str, str]:
     assert buckets.memory[0].array.tolist() == [3.0] * 1000
     if transport.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
     buckets.start(0)
     buckets.wait(0)  # comes back when the group has failed; what is in the bucket means nothing
-    seconds = time.monotonic() - began
     with pytest.raises(TransportError) as later:
         buckets.start(0)
     group.close()
-    return seconds, str(later.value), group.where
+    return str(later.value), group.where
 
 
 def test_a_killed_rank_ends_the_wait_of_the_others() -> None:
     *others, killed = run_piped(3, a_rank_dies)
     assert killed is None
-    for seconds, message, where in others:
-        assert seconds < 10.0 and f"NCCL's operations on {where} were ended" in message
+    for message, where in others:
+        assert f"NCCL's operations on {where} were ended" in message
 
 
 def _step(model: torch.nn.Module, optimizer: Any) -> None:

@@ -111,6 +111,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "gpu-in-use",
         "warning",
     ),
+    "a GPU twice, by number and name": ({"accelerators__visible": f"0,{GPUS[0].uuid}"}, "gpu-twice", "error"),
     "a GPU twice": ({"accelerators__visible": "1,1"}, "gpu-twice", "error"),
 }
 
@@ -161,7 +162,9 @@ def test_a_table_says_of_every_finding_how_it_was_made() -> None:
 
 def test_the_exit_code_follows_the_worst_finding() -> None:
     note, warning, error = (Finding(severity, "x", "seen", "cure") for severity in ("note", "warning", "error"))
-    assert [exit_code(findings) for findings in ([], [note], [note, warning], [warning, error])] == [0, 0, 1, 1]
+    several = ([], [note], [note, warning], [warning, error])
+    assert [exit_code(findings) for findings in several] == [0, 0, 0, 1]
+    assert [exit_code(findings, strict=True) for findings in several] == [0, 0, 1, 1]
     assert sort_findings([note, error, warning]) == [error, warning, note]
 
 

@@ -50,7 +50,7 @@ def script(**changes: Any) -> JobRequest:
 
 
 # Fault -> what changes, the job, the name of the one finding, and its severity. The numbers are those of the mistakes
-# that users make, in the README's table.
+# that users make, in the table of tests/cluster/README.md.
 BROKEN: dict[str, tuple[dict[str, Any], JobRequest, str, str]] = {
     "1 no distribution": ({}, script(distributed=""), "script-not-distributed", "warning"),
     "2 tasks that disagree": (environ(SLURM_NTASKS="4"), JobRequest(), "slurm-tasks", "error"),

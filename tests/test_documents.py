@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.cli.plan_job import plan_job
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,3 +22,13 @@ def test_links_of_a_page_lead_to_files(name: str) -> None:
     page = ROOT / name
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_first_command_of_a_page_starts_a_script_of_the_clone_here(name: str) -> None:
+    first = re.search(r"^    (hvdrun .*?)(?: +#.*)?$", (ROOT / name).read_text(), re.MULTILINE)
+    assert first is not None
+    job = plan_job(
+        parse_arguments([*first[1].split()[1:-1], str(ROOT / first[1].split()[-1])]), {"PATH": "/usr/bin:/bin"}
+    )
+    assert job.local and job.ranks == 2

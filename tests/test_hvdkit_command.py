@@ -58,6 +58,13 @@ def test_every_command_is_in_the_help_once(capsys: pytest.CaptureFixture[str]) -
 
 
 WRONG = {
+    "hvdkit completion: write: hvdkit --print-completion {bash,zsh,fish}. See hvdkit --help.": ["completion"],
+    "hvdkit bench: the following arguments are required: WHAT. WHAT is one of allreduce, allgather, "
+    "broadcast, alltoall, reducescatter, step. Example: hvdkit bench allreduce. See hvdkit bench --help.": ["bench"],
+    "hvdkit submit: the following arguments are required: --time, command. Example: hvdkit submit --nodes 4 "
+    "--tasks-per-node 8 --time 2h --dry-run -- python train.py. See hvdkit submit --help.": ["submit", "--nodes", "2"],
+    "hvdkit plan: MODEL, --batch are missing. Example: hvdkit plan config.json --gpus 64 --batch 512. See hvdkit "
+    "plan --help.": ["plan", "--gpus", "8"],
     "hvdkit: no command was given. See hvdkit --help.": [],
     "hvdkit: unknown argument --verbos. Did you mean --version? See hvdkit --help.": ["--verbos"],
     "hvdkit docter: there is no such command. Did you mean doctor? See hvdkit --help.": ["docter"],

@@ -26,7 +26,8 @@ from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
 from hvdkit.launch.plan.resolve_hosts import count_cores
-from hvdkit.launch.plan.resources import choose_ranks, count_gpus, count_visible
+from hvdkit.launch.plan.resources import choose_ranks, count_gpus
+from hvdkit.visible_gpus import read_visible
 
 PATH = "/usr/bin:/bin"
 
@@ -48,6 +49,14 @@ def test_a_script_and_a_module_run_with_this_python(tmp_path: Path, monkeypatch:
     job = plan_job(parse_arguments(["-m", "-np", "1", "pack.train", "-m", "x"]), environ)
     assert job.command == (sys.executable, "-m", "pack.train", "-m", "x")
     assert plan_job(parse_arguments(["-np", "1", "-m", "json.tool"]), environ).command[2] == "json.tool"
+
+
+def test_a_backend_that_keras_does_not_have_is_noted_with_the_nearest() -> None:
+    def notes(backend: str) -> str:
+        return "".join(plan_job(parse_arguments(["-np", "1", "true"]), {"PATH": PATH, "KERAS_BACKEND": backend}).notes)
+
+    assert "KERAS_BACKEND=pytorch is not a backend of Keras" in notes("pytorch")
+    assert "Did you mean torch?" in notes("pytorch") and not notes("torch") and not notes("")
 
 
 def test_what_is_not_a_script_of_this_python_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +84,32 @@ def test_a_script_that_cannot_be_read_is_refused_before_ranks_start(
     ("visible", "present", "number"),
     [
         ("0,1", 4, 2), ("", 4, 0), ("-1", 4, 0), ("0,-1,1", 4, 1), ("0,9", 4, 1), ("GPU-12ab, MIG-34", 1, 2),
-        ("NoDevFiles", 4, 0), ("0", 0, 0), ("0,1,0", 4, 0),
+        ("NoDevFiles", 4, 0), ("0", 0, 0), ("0,1,0", 4, 0), ("0,0", 2, 0), ("0,9,1", 2, 1), ("7", 2, 0), ("1x,0", 2, 2),
+        ("GPU-12ab,GPU-12ab", 2, 0), ("0,", 2, 1),
     ],
 )  # fmt: skip
 def test_visible_gpus_are_counted_as_cuda_does(visible: str, present: int, number: int) -> None:
-    assert count_visible(visible, present) == number
+    assert len(read_visible(visible, [""] * present).gpus) == number
+
+
+def test_gpus_are_visible_by_number_or_by_the_beginning_of_their_uuid() -> None:
+    uuids = ["GPU-aa1", "GPU-aa2", "GPU-b"]
+    assert [gpu.number for gpu in read_visible(None, uuids).gpus] == [0, 1, 2]
+    assert [gpu.number for gpu in read_visible("GPU-b, 0,MIG-7", uuids).gpus] == [2, 0, None]
+    assert read_visible("2,GPU-c,0", uuids) == ((("2", 2),), "GPU-c", None)
+    assert read_visible("2,GPU-b", uuids) == ((), None, "GPU-b"), "one GPU under two names"
+    assert [gpu.word for gpu in read_visible("5,GPU-x", None).gpus] == ["5", "GPU-x"], "of unknown GPUs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "visible", ["0,1", "", "-1", "0,-1,1", "1x,0", "0,0", "GPU-a,GPU-b", "GPU-a,GPU-a", "+1,0", "a"]
+)
+def test_visible_gpus_are_those_of_torch(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.cuda
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert len(torch.cuda._parse_visible_devices()) == len(read_visible(visible, ["GPU-a", "GPU-b"]).gpus)
 
 
 def test_gpus_are_those_of_nvidia_smi_else_of_the_driver(tmp_path: Path) -> None:

@@ -249,6 +249,13 @@ def test_a_circle_of_three_is_found() -> None:
     assert find_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 
+def test_contributing_lists_the_folders_in_the_order_of_their_floors() -> None:
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", (ROOT.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    folders = [folder for row in rows for folder in re.findall(r"`(\w+)`", row) if folder in FLOORS]
+    assert {*folders} == FLOORS.keys() - {"", "__main__", "alias_horovod"}
+    assert [FLOORS[folder] for folder in folders] == sorted((FLOORS[folder] for folder in folders), reverse=True)
+
+
 def test_the_ground_needs_the_standard_library_only() -> None:
     ground = [path for path in FILES if path.parent == ROOT and folder_of(name_of(path)) == ""]
     outside = {
@@ -261,10 +268,10 @@ def test_the_ground_needs_the_standard_library_only() -> None:
 
 
 def test_the_agent_stands_alone() -> None:
-    """It is started on other hosts by path, and must start there in milliseconds: of hvdkit it loads one file more."""
-    for path in [ROOT / "handshake.py", *sorted((ROOT / "launch" / "agent").glob("*.py"))]:
+    """It is started on other hosts by path, and must start there in milliseconds: of hvdkit it loads two files more."""
+    for path in [ROOT / "handshake.py", ROOT / "visible_gpus.py", *sorted((ROOT / "launch" / "agent").glob("*.py"))]:
         for line, name in imports_of(path):
-            inside = name.startswith(("hvdkit.launch.agent.", "hvdkit.handshake."))
+            inside = name.startswith(("hvdkit.launch.agent.", "hvdkit.handshake.", "hvdkit.visible_gpus."))
             assert inside or name.partition(".")[0] in sys.stdlib_module_names, f"{path}:{line} imports {name}"
 
 

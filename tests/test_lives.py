@@ -169,7 +169,9 @@ def test_a_job_waits_for_its_slots_and_not_for_ever(tmp_path: Path) -> None:
     with started("-np", "2", *discovery, command=("-c", "print('ran')")) as job:
         output = job.end()
     assert job.process.returncode == 2, output
-    assert "there is 1 slot, and 2 are needed" in output and "did not report 2 slots within 1 s" in output
+    assert (
+        "there is 1 slot, and 2 are needed (-np): waiting" in output and "did not report 2 slots within 1 s" in output
+    )
     assert "ran" not in output
 
 

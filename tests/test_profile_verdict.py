@@ -103,6 +103,18 @@ def test_slow_data_has_its_cure(loaders: int, said: str) -> None:
     assert found.advice[0].saves_s == pytest.approx(8 * MS) and said in found.advice[0].text
 
 
+def test_advice_needs_no_core_that_a_rank_does_not_have() -> None:
+    """Of one core no thread and no process can be taken away."""
+    one, two = (
+        describe(verdict(Job(cores=cores, threaded=False, bucket_s=3 * MS, loading=lambda *_: 8 * MS)))
+        for cores in (1.0, 2.0)
+    )
+    assert "[no-spare-core" in one and "OMP_NUM_THREADS" not in one and "1 cores" not in one
+    assert "Each rank has 1 core: start fewer ranks per host" in one
+    assert "With 1 core per rank, DataLoader(..., num_workers=1) helps only if loading waits for files" in one
+    assert "Set OMP_NUM_THREADS to 1 at most" in two and "Use DataLoader(..., num_workers=1) to load" in two
+
+
 def test_a_job_that_computes_is_left_alone() -> None:
     found = verdict(Job(bucket_s=0.01 * MS))
     assert found.advice == () and "Nothing to change" in describe(found)

@@ -99,6 +99,13 @@ def test_a_shell_finds_no_fault_with_the_script(name: str) -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("submit_*.sh")))
+def test_a_script_sets_one_trap_for_a_signal(name: str) -> None:
+    traps = re.findall(r"^trap (?:'[^']*'|\S+) (.*)$", (GOLDEN / name).read_text(), re.MULTILINE)
+    signals = " ".join(traps).split()
+    assert "TERM" in signals and len(signals) == len(set(signals))
+
+
 def check_syntax(script: str) -> None:
     done = subprocess.run(["bash", "-n"], input=os.fsencode(script), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -8,7 +8,8 @@ from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
-from hvdkit.torch.data import ShardedSampler
+from hvdkit.log import logger
+from hvdkit.torch.data import ShardedSampler, repeated_order
 from hvdkit.torch.learning_rate import WarmupSchedule, scale_learning_rate
 
 TEN = range(10)
@@ -23,6 +24,53 @@ def test_ranks_share_an_epoch_in_equal_parts() -> None:
     assert [len(shard) for shard in shards] == [4, 4, 4]
     assert set().union(*shards) == set(TEN)
     assert [len(sampler) for sampler in samplers(3, uneven="drop")] == [3, 3, 3]
+
+
+def train(
+    sampler: ShardedSampler, *, epochs: int, set_epoch: bool = False, validate: ShardedSampler | None = None
+) -> None:
+    data = TensorDataset(torch.ones(10, 2))
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    for epoch in range(epochs):
+        if set_epoch:
+            sampler.set_epoch(epoch)
+        for _ in DataLoader(data, batch_size=2, sampler=sampler):
+            optimizer.step()
+        for _ in DataLoader(data, batch_size=2, sampler=validate) if validate else ():
+            pass
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(repeated_order, "_warned", False)
+    monkeypatch.setattr(logger, "propagate", True)
+    return caplog
+
+
+def test_a_second_epoch_in_the_same_order_is_warned_of_once(warnings: pytest.LogCaptureFixture) -> None:
+    first, second, _ = samplers(3)
+    train(second, epochs=3)
+    assert not warnings.messages, "only rank 0 warns"
+    repeated_order._warned = False
+    train(first, epochs=3)
+    assert [
+        line for line in warnings.messages if "Call sampler.set_epoch(epoch) before each epoch" in line
+    ] == warnings.messages
+    assert len(warnings.messages) == 1
+
+
+def test_other_loops_than_a_training_without_set_epoch_are_not_warned_of(warnings: pytest.LogCaptureFixture) -> None:
+    train(samplers(2)[0], epochs=1)
+    train(samplers(2)[0], epochs=3, set_epoch=True)
+    train(samplers(2, shuffle=False)[0], epochs=2)
+    train(samplers(2)[0], epochs=3, set_epoch=True, validate=samplers(2)[0])
+    counted = samplers(2)[0]
+    assert len(list(counted)) == len(list(counted)), "to know a length"
+    train(counted, epochs=1)
+    resumed = samplers(2)[0]
+    resumed.load_state_dict({"epoch": 1, "used": 4, "seed": 0})
+    train(resumed, epochs=1)
+    assert not warnings.messages
 
 
 def test_evaluation_counts_every_sample_once() -> None:

@@ -81,6 +81,15 @@ def test_last_lines_of_stderr_are_not_said_again() -> None:
     assert conclude(ranks, 3).lines == ("rank 0 on a failed with exit code 3; stopped the other rank.",)
 
 
+def test_a_script_for_horovod_is_named_the_option_that_runs_it() -> None:
+    missing = ("Traceback", "ModuleNotFoundError: No module named 'horovod'")
+    ranks = job(End(1, tail=missing, tail_of_stderr=True), End(1, tail=missing, tail_of_stderr=True), End(143, 15, "x"))
+    lines = conclude(ranks, 1).lines
+    assert sum(line.count("start it with hvdrun --alias-horovod") for line in lines) == 1
+    other = ("ModuleNotFoundError: No module named 'horovodish'",)
+    assert "alias" not in "".join(conclude(job(End(1, tail=other, tail_of_stderr=True)), 1).lines)
+
+
 def test_on_one_host_the_earliest_of_one_moment_is_first() -> None:
     assert conclude(job(End(5, time=2.0), End(6, time=1.0)), 1).code == 6
 

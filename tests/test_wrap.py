@@ -92,3 +92,31 @@ def test_a_multiplied_batch_is_warmed_up_and_the_script_sees_its_own_rate() -> N
     expected = [0.1 * min(1 + step / 16, 2) for step in range(24)]  # 8 steps an epoch, from 0.1 to 0.2 in two of them
     assert [float(step) for step in steps.split()] == pytest.approx(expected, abs=2e-5)
     assert rate == "0.1"
+
+
+ROWS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model, total, means = torch.nn.Linear(4, 1), 0.0, 0.0
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(60, 4)), batch_size=20)
+for (x,) in loader:
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    total += loss.item() * x.size(0)
+    optimizer.step()
+    means += loss.item()
+print(total / 60 / (means / len(loader)))
+"""
+
+
+@pytest.mark.slow
+def test_a_sum_over_rows_of_one_rank_is_warned_of_and_quiet_hides_the_table(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ROWS)
+    options = ("--wrap", "-q")
+    printed, said = run(str(script), ranks=3, options=options)
+    assert float(printed.split()[-1]) == pytest.approx(1 / 3, abs=0.1)
+    assert said.count("multiplies loss.item()") == 1 and "train.py:11 multiplies" in said and "by 6, the rows" in said
+    assert "experimental: --wrap" not in said, "the table"

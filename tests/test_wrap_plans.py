@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from hvdkit.wrap.environment import plan_visible_gpu
 from hvdkit.wrap.places import script_line
 from hvdkit.wrap.randomness import go_own_way, put_states, read_states, seed_of
 from hvdkit.wrap.report import Report
+from hvdkit.wrap.row_sums import find_product
 from hvdkit.wrap.shares import join_batches, joined_length, plan_share
 from hvdkit.wrap.torch_losses import FIXED, MEAN, SUM, kinds_of, leaves_out
 
@@ -75,6 +78,37 @@ def test_the_reduction_of_a_loss_is_read_from_its_graph() -> None:
     gone.backward()
     assert kinds_of(gone, rows=4, whole=8) == {MEAN}
     assert not leaves_out(gone), "its graph is gone"
+
+
+@pytest.mark.parametrize(
+    ("loop", "found"),
+    [
+        ("tot += loss.item() * len(x)", True),
+        ("tot += x.size(0) * loss.item() / 60", True),
+        ("value = loss.item()\n    n = x.shape[0]\n    tot += value * n", True),
+        ("tot += (\n        loss.item()\n        * batch['x'].size(0))", True),
+        ("tot += loss.item() * len(x)\n    seen += len(x)", False),
+        ("tot += loss.item() * 20", False),
+        ("tot += loss.item() * len(train)", False),
+        ("tot += loss.item()", False),
+        ("tot += loss.item() * count(x)", False),
+    ],
+)
+def test_a_sum_of_losses_times_the_rows_of_a_rank_is_found(tmp_path: Path, loop: str, found: bool) -> None:
+    """Ranks have 6 rows of a batch of 20; the second step knows all names."""
+    lines: list[int] = []
+
+    class Loss:
+        def item(self) -> float:
+            lines.append(find_product(sys._getframe(1), 6))
+            return 1.0
+
+    script = tmp_path / "train.py"
+    script.write_text(f"seen = tot = 0\nfor step in range(2):\n    {loop}\n")
+    x = torch.zeros(6, 2)
+    names = {"loss": Loss(), "x": x, "batch": {"x": x}, "train": range(60), "count": len}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    assert bool(lines[-1]) == found and (not found or lines[-1] >= 3)
 
 
 def test_each_rank_sees_the_gpu_that_is_its_own() -> None:

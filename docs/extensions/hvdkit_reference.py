@@ -124,6 +124,7 @@ def _describe(command: argparse.ArgumentParser, title: str, summary: str, level:
 
 
 def _sentence(text: str) -> str:
+    text = text.strip()
     return _escape(text[:1].upper() + text[1:].rstrip(".") + ".") if text else ""
 
 

@@ -69,6 +69,5 @@ def refusal(name: str) -> str:
             return f"{name} is not in hvdkit, which replaces Horovod in this process. {way}."
     return (
         f"{name} is not in hvdkit, which replaces Horovod in this process. hvdkit has horovod.torch, "
-        f"horovod.tensorflow, horovod.keras, horovod.tensorflow.keras, horovod.ray and horovod.spark; see "
-        "docs/guides/horovod_scripts.md."
+        f"horovod.tensorflow, horovod.keras, horovod.tensorflow.keras, horovod.ray and horovod.spark."
     )

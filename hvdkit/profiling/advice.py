@@ -87,14 +87,21 @@ def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
     if loaders > 0:
         cure = (
             f"{loaders} process{'es' * (loaders > 1)} per rank already load the data. Increase num_workers if there "
-            f"are free cores ({cores:.2g} cores per rank), do less work per sample, or store preprocessed samples."
+            f"are free cores ({_count_cores(cores)} per rank), do less work per sample, or store preprocessed samples."
         )
     elif loaders == 0:
         workers = max(1, min(8, int(cores) - 1))
-        cure = (
-            f"The training process loads the data itself. Use DataLoader(..., num_workers={workers}) to load during "
-            f"compute, with more workers if they wait for files rather than compute; in fit() a PyDataset with workers."
-        )
+        cure = "The training process loads the data itself. "
+        if cores < 2:
+            cure += (
+                f"With {_count_cores(cores)} per rank, DataLoader(..., num_workers=1) helps only if loading waits for "
+                f"files; otherwise store preprocessed samples, or start fewer ranks per host."
+            )
+        else:
+            cure += (
+                f"Use DataLoader(..., num_workers={workers}) to load during compute, with more workers if they wait "
+                f"for files rather than compute; in fit() a PyDataset with workers."
+            )
     else:
         cure = "Load the data during compute (.prefetch(tf.data.AUTOTUNE), workers), or keep it in memory."
     yield Advice("data-loading", loading_s, f"Training waits {1e3 * loading_s:.3g} ms per step for data. {cure}")
@@ -135,11 +142,17 @@ def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
 def _about_exposed(steps: Steps, shares: Shares, scaling: Scaling) -> Iterator[Advice]:
     exposed_s = float(shares.exposed[:, shares.usual].mean())
     if scaling.hosts == 1 and not steps.plan.threaded:
+        cores = min(rank.cores for rank in steps.ranks)
+        if cores < 2:
+            cure = f"Each rank has {_count_cores(cores)}: start fewer ranks per host, so that each has a second one."
+        else:
+            most = int(cores) - 1
+            cure = f"Set OMP_NUM_THREADS to {most} at most, so that each rank has a core free, or start fewer ranks."
         yield Advice(
             "no-spare-core",
             exposed_s / 2,
             f"Communication costs {1e3 * exposed_s:.3g} ms per step and runs only while training waits, because no "
-            f"core is free for it. Leave one core free per rank: lower OMP_NUM_THREADS, or start fewer ranks per host.",
+            f"core is free for it. {cure}",
         )
     if exposed_s > 0.2 * float(shares.step[:, shares.usual].mean()):
         yield Advice(
@@ -148,3 +161,7 @@ def _about_exposed(steps: Steps, shares: Shares, scaling: Scaling) -> Iterator[A
             f"Exposed communication takes {1e3 * exposed_s:.3g} ms per step, for any batch size. Twice the batch size, "
             f"or backward_passes_per_step=2, halves it per sample.",
         )
+
+
+def _count_cores(cores: float) -> str:
+    return f"{cores:.2g} core{'s' * (cores != 1)}"

@@ -113,10 +113,12 @@ def _list_strategies(verdict: Verdict) -> Iterator[str]:
     if fastest is found.choices[0]:
         yield "Stay synchronous: no other strategy is predicted to be 5 % faster."
         return
-    if best is not found.choices[0]:
-        yield f"Use {best.name} ({best.use}): predicted to be {best.speedup:.2f} times as fast, with the same result."
     if fastest is not best:
         yield (
-            f"The fastest is {fastest.name} ({fastest.use}), predicted {fastest.speedup:.2f} times as fast in samples; "
-            f"compare its loss with that of synchronous training first."
+            f"With another result: {fastest.name} ({fastest.use}) is predicted to be {fastest.speedup:.2f} times as "
+            f"fast in samples, but {fastest.trade}. Compare its loss with that of synchronous training first."
         )
+    if best is not found.choices[0]:
+        yield f"Use {best.name} ({best.use}): predicted to be {best.speedup:.2f} times as fast, with the same result."
+    else:
+        yield "Stay synchronous: nothing with the same result is predicted to be 5 % faster."

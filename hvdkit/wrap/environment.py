@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import os
 
+from hvdkit.visible_gpus import read_visible
+
 
 def keep_from_children() -> None:
     """Python processes that a rank starts are neither ranks nor wrapped."""
@@ -14,9 +16,9 @@ def keep_from_children() -> None:
 def plan_visible_gpu(visible: str | None, count: int, local_rank: int | None) -> str | None:
     """The GPU that this rank is to see, so that "cuda" and "cuda:0" both mean its own; None to leave all as it is.
 
-    visible: CUDA_VISIBLE_DEVICES, None if it is not set. count: GPUs of this host, for that case.
+    visible: CUDA_VISIBLE_DEVICES, None if it is not set. count: GPUs of this host, 0 if unknown.
     """
-    seen = [str(one) for one in range(count)] if visible is None else [one for one in visible.split(",") if one]
+    seen = [gpu.word for gpu in read_visible(visible, [""] * count or None).gpus]
     if local_rank is None or len(seen) < 2:
         return None
     return seen[local_rank % len(seen)]

@@ -51,8 +51,8 @@ def watch_the_end() -> None:
         if "torch" in sys.modules or "keras" in sys.modules:
             logger.warning(
                 "hvdrun --wrap: the script called neither step() of a torch optimizer nor fit() of Keras. Nothing was "
-                "wrapped, and every rank did the same work. Start the script without --wrap, or see in "
-                "docs/guides/wrap.md of hvdkit's source what --wrap supports."
+                "wrapped, and every rank did the same work. Start the script without --wrap; hvdkit migrate "
+                "changes it for several ranks."
             )
 
     atexit.register(tell)

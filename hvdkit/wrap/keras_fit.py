@@ -41,7 +41,7 @@ def fit(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any
             say("state", "weights and optimizer state of rank 0, broadcast to all ranks before the first step")
             say("metrics", "those of fit() are averaged over all ranks at the end of every epoch")
             say("output", "only rank 0 prints, shows progress and saves models; every rank writes files from open()")
-            session.report.show(here=session.first)
+            session.report.show(here=session.shows_table)
         _vary_dropout(model, session.rank)
         with _under_way():
             result = plain(model, **given)

@@ -25,7 +25,7 @@ class Report:
         return [(kind, "\n".join(self.rows[kind])) for kind in self.KINDS if self.rows.get(kind)]
 
     def show(self, *, here: bool) -> None:
-        """Show the table once, on stderr. here: is this rank 0?"""
+        """Show the table once, on stderr. here: by this rank?"""
         if self.shown:
             return
         self.shown = True

@@ -29,6 +29,11 @@ class Session:
         return self.rank == 0
 
     @property
+    def shows_table(self) -> bool:
+        """Does this rank print the table of what was changed?"""
+        return self.first and self.config.wrap_table
+
+    @property
     def multiplies(self) -> bool:
         """Has each rank a whole batch of the script's?"""
         return self.config.wrap_batch == "multiply"

@@ -146,5 +146,6 @@ def _tell(made: list[Any]) -> None:
     say("output", "only rank 0 prints, shows progress and writes with torch.save; every rank writes files from open()")
     say(
         "metrics",
-        "loss.item() is the loss of the whole batch; other values from a split batch are of the rows of rank 0",
+        "loss.item() is the loss of the whole batch; other values from a split batch, its number of rows and sums of "
+        "correct answers too, are of the rows of rank 0: divide them by rows counted in the same loop",
     )

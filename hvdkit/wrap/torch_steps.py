@@ -70,7 +70,7 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
             session.report.say(
                 "data", "not split, because no batch came from a DataLoader; every rank trains on the same rows"
             )
-        session.report.show(here=session.first)
+        session.report.show(here=session.shows_table)
 
 
 def rate_factor() -> float:

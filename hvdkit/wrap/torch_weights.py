@@ -34,11 +34,17 @@ def is_split() -> bool:
     return any(share.split for share in _shares.values())
 
 
+def share_seen() -> Share | None:
+    """The part of a batch that this rank works on now; None if no batch is split."""
+    return next((share for share in _shares.values() if share.split), None)
+
+
 def weight_of(loss: Any) -> float:
     """What the loss is to be multiplied with, so that its average over the ranks is that of the whole batch."""
     if not is_split():
         return 1.0
-    share = next(share for share in _shares.values() if share.split)
+    share = share_seen()
+    assert share is not None
     kinds = kinds_of(loss, rows=len(share.rows), whole=share.whole)
     if SUM in kinds and len(kinds) > 1:
         raise refuse(

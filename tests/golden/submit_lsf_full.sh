@@ -55,6 +55,7 @@ pass_on() {
 }
 # The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
 # that have a handler for it save first.
+# At the time limit LSF sends USR2, and kills the job ten minutes later.
 trap 'pass_on TERM' TERM USR2
 # LSF sends it, maybe to hvdrun as well, about 300 seconds before the time is up.
 # hvdrun passes it to every rank, which saves and ends. A program without a handler for it dies of it.

@@ -27,6 +27,7 @@ pass_on() {
 }
 # The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
 # that have a handler for it save first.
+# At the time limit LSF sends USR2, and kills the job ten minutes later.
 trap 'pass_on TERM' TERM USR2
 
 # Where and how many ranks, hvdrun reads from the allocation.

@@ -49,13 +49,12 @@ pass_on() {
 }
 # The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those
 # that have a handler for it save first.
-trap 'pass_on TERM' TERM
-# Slurm sends it to this script alone, about 300 seconds before the time is up.
-# hvdrun passes it to every rank, which saves and ends. A program without a handler for it dies of it.
-trap 'pass_on USR1' USR1
 # Slurm itself requeues what it preempts; what was cancelled is not to come back.
 ended=''
 trap 'ended=yes; pass_on TERM' TERM
+# Slurm sends it to this script alone, about 300 seconds before the time is up.
+# hvdrun passes it to every rank, which saves and ends. A program without a handler for it dies of it.
+trap 'pass_on USR1' USR1
 
 # Where and how many ranks, hvdrun reads from the allocation.
 hvdrun python train.py --name 'two words' &

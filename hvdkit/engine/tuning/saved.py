@@ -36,7 +36,7 @@ class Key:
         if self.transport != other.transport:
             differences.append(f"transport {other.transport} then, {self.transport} now")
         if self.cores != other.cores:
-            differences.append(f"{other.cores:g} cores per rank then, {self.cores:g} now")
+            differences.append(f"{other.cores:g} core{'s' * (other.cores != 1)} per rank then, {self.cores:g} now")
         if self.version != other.version:
             differences.append(f"hvdkit {other.version} then, {self.version} now")
         return differences

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdkit.visible_gpus import read_visible
+
 SYSTEM = Path("/sys/devices/system")
 
 
@@ -96,20 +98,8 @@ def read_gpus(environ: Mapping[str, str], driver: Path = _DRIVER, devices: Path 
     ordered = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if any(name in environ for name in _SLURM) or not ordered:
         gpus = [["", ""] for _ in folders]
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return gpus
-    words = [word.strip() for word in visible.split(",")]
-    if "MIG-" in visible or len(set(words)) < len(words):
-        return []
-    found = []
-    for word in words:
-        by_uuid = [at for at, uuid in enumerate(uuids) if word.startswith("GPU-") and uuid.startswith(word)]
-        at = by_uuid[0] if by_uuid else int(word) if re.fullmatch("[0-9]{1,3}", word) else len(gpus)
-        if at >= len(gpus):
-            break  # CUDA ignores an entry that is invalid, and all after it
-        found.append(gpus[at])
-    return found
+    numbers = [gpu.number for gpu in read_visible(environ.get("CUDA_VISIBLE_DEVICES"), uuids).gpus]
+    return [] if None in numbers else [gpus[number] for number in numbers if number is not None]
 
 
 def _find(name: str, text: str) -> str:

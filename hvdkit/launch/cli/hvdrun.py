@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     hide_values(options.env or ())
     check_working_directory()
-    job = plan_job(options, environ)
+    output = Output(quiet=options.quiet, shown=options.show_ranks)
+    job = plan_job(options, environ, note=output.note)
     named_hosts = any(one is not None for one in (options.hosts, options.hostfile, options.host_discovery_script))
     launcher = choose_launcher(options)
     own_ssh = bool(job.ssh_options)
@@ -58,7 +59,6 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     restarts = describe_restarts(job, choice)
     if restarts:
         job = restart_instead(job, restarts)
-    output = Output(quiet=options.quiet, shown=options.show_ranks)
     for note in job.notes:
         output.note(note)
     if options.dry_run:

@@ -28,7 +28,7 @@ The command follows the options. A .py file runs with this Python. Each line of 
 [0 node1] on several hosts. When a rank fails hvdrun ends all ranks. Its exit code is that of the failed rank, 128+n for
 signal n, 130 for Ctrl-C, 2 if the job was not started, 75 if the training was saved and is not finished.
 """
-_PAGE = "Documentation: docs/clusters/hvdrun.md of hvdkit's source.\n"
+_PAGE = "hvdrun --help-all prints all options. Documentation: docs/clusters/hvdrun.md in a clone of hvdkit.\n"
 
 # The settings of the short help, with their text there.
 _COMMON = {
@@ -48,6 +48,12 @@ _ELASTIC = (
     *("elastic", "min_np", "max_np", "elastic_checkpoints"),
     *("elastic_restarts", "elastic_patience_s", "elastic_save_s"),
 )
+# Groups of settings of the long help; the short one has one group. The others are in "settings".
+_TUNING = (
+    *("fusion_bytes", "buckets_in_flight", "progress", "chunk_bytes", "malloc_keep_bytes", "algorithm"),
+    *("autotune", "autotune_steps", "autotune_log", "autotune_save", "tuned"),
+)
+_WRAP = ("wrap_batch", "wrap_rate", "wrap_warmup", "wrap_batch_norm")
 
 
 class _SettingAction(argparse.Action):
@@ -81,13 +87,7 @@ def build_parser(*, everything: bool = False) -> OptionParser:
     _add_launching(parser)
     _add_output(parser)
     _add_elastic(parser)
-    settings = parser.add_argument_group(
-        "settings" if everything else "common settings",
-        "Each sets the variable in brackets for all ranks." if everything else None,
-    )
-    for setting in read_settings({}):
-        if setting.flag and setting.name not in (*_ELASTIC, "timeline"):
-            _add_setting(parser, settings, setting)
+    _add_settings(parser)
     add_horovod_flags(parser)
     _add_help(parser)
     parser.set_defaults(settings={})
@@ -284,6 +284,19 @@ def _add_elastic(parser: OptionParser) -> None:
         metavar="SECONDS",
         help="time to wait for --min-np slots (default: 600)",
     )
+
+
+def _add_settings(parser: OptionParser) -> None:
+    if parser.everything:
+        settings = parser.add_argument_group("settings", "Each sets the variable in brackets for all ranks.")
+        wrap = parser.add_argument_group("settings of --wrap")
+        tuning = parser.add_argument_group("tuning", "Settings for speed; the defaults suit most jobs.")
+    else:
+        settings = wrap = tuning = parser.add_argument_group("common settings")
+    for setting in read_settings({}):
+        if setting.flag and setting.name not in (*_ELASTIC, "timeline"):
+            group = wrap if setting.name in _WRAP else tuning if setting.name in _TUNING else settings
+            _add_setting(parser, group, setting)
 
 
 def _add_setting(parser: OptionParser, group: argparse._ArgumentGroup, setting: Setting) -> None:

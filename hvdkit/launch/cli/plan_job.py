@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import LaunchError
@@ -22,23 +22,32 @@ from hvdkit.launch.plan.environment import clean_environment, find_launcher_vari
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.mpi import plan_home
 from hvdkit.launch.plan.network import parse_wish
-from hvdkit.launch.plan.resolve_hosts import check_hosts, count_cores, find_hosts, is_local, plan_daemon_variables
+from hvdkit.launch.plan.resolve_hosts import count_cores, describe_unknown, find_hosts, is_local, plan_daemon_variables
 from hvdkit.launch.plan.resources import choose_ranks, plan_shared_gpus
 from hvdkit.startup import plan_variables
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Options that give ranks or hosts, with or without a value in the same word.
+_GIVES_RANKS = re.compile(r"(-np?(\d+|gpu|auto)?|--np|--num-proc|-H|--hosts|--?hostfile)(=.*)?")
 _ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_PATIENCE_S", "HVDKIT_ELASTIC_SAVE_S")
+
+_KERAS_BACKENDS = ("tensorflow", "torch", "jax", "numpy", "openvino")
 
 
 def plan_job(
-    options: argparse.Namespace, environ: Mapping[str, str], found: FoundHosts | None = None, ranks: int | None = None
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    found: FoundHosts | None = None,
+    ranks: int | None = None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> Job:
     """Turn the options into a job. Raises LaunchError for a job that cannot be started.
 
-    found, ranks: of a job that is restarted; None to take them from the options.
+    found, ranks: of a job that is restarted; None to take them from the options. note: writes a line while it waits for
+    hosts.
     """
     _refuse_contradictions(options)
-    found = found or _find_hosts(options, environ)
+    found = found or _find_hosts(options, environ, note)
     hosts = found.hosts
     here = [host for host in hosts if is_local(host)]
     local = len(here) == len(hosts)
@@ -47,8 +56,12 @@ def plan_job(
     if asked is None or options.host_discovery_script is not None:
         asked = found.ranks
     if ranks is None:
+        if asked is None and not hosts:
+            _refuse_late_option(options.command)
         ranks = plan_ranks(asked, hosts, {host.name: cores for host in here}, more=found.more)
-    check_hosts(hosts)
+    unknown = describe_unknown(hosts)
+    if unknown and not options.dry_run:
+        raise LaunchError(unknown)
     removed = find_incomplete_slurm_job(environ)
     sent = read_sent(options.env or (), environ, local=local)
     environ = {name: value for name, value in clean_environment(environ).items() if name not in removed}
@@ -56,7 +69,13 @@ def plan_job(
     path = environ.get("PATH", os.defpath)
     if local:
         check_command(options.command, module=options.module, path=path)
-    notes = [*found.notes]
+    notes = [*found.notes, *([unknown] if unknown else [])]
+    backend = environ.get("KERAS_BACKEND", "")
+    if backend and backend not in _KERAS_BACKENDS:
+        notes.append(
+            f"KERAS_BACKEND={backend} is not a backend of Keras: {', '.join(_KERAS_BACKENDS)}."
+            f"{nearest(backend, _KERAS_BACKENDS)}"
+        )
     networks: tuple[str, ...] = (found.interface,) if found.interface else ()
     if options.network_interfaces is not None:
         networks = parse_wish(options.network_interfaces)
@@ -68,6 +87,8 @@ def plan_job(
     variables.update(plan_variables(_plan_startup(options), environ))
     if options.wrap and "HVDKIT_WRAP_SEED" not in environ:
         variables["HVDKIT_WRAP_SEED"] = str(secrets.randbelow(2**31))
+    if options.wrap and options.quiet and "HVDKIT_WRAP_TABLE" not in environ:
+        variables["HVDKIT_WRAP_TABLE"] = "0"
     config = read_config({**environ, **variables})
     variables.update(plan_elastic(options, config, ranks))
     config = read_config({**environ, **variables})
@@ -190,6 +211,16 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         raise LaunchError(f"{ssh[0]} is for ssh, which {launcher} does not use. Leave it out, or use --launcher ssh.")
 
 
+def _refuse_late_option(command: Sequence[str]) -> None:
+    """Raise LaunchError if the command's arguments have an option that gives ranks: the user meant hvdrun's."""
+    for word in command[1:]:
+        if _GIVES_RANKS.fullmatch(word):
+            raise LaunchError(
+                f"The number of ranks is missing: {word} stands after {command[0]}, so it is an argument of that. "
+                f"hvdrun's options go before the command, like: hvdrun -np 2 {command[0]}"
+            )
+
+
 def _plan_startup(options: argparse.Namespace) -> dict[str, str]:
     """The variables of hvdkit.startup: what ranks do before the script."""
     unused = [name for name in options.settings if name.startswith("HVDKIT_WRAP_")]
@@ -221,9 +252,9 @@ def _choose_own_gpus(options: argparse.Namespace, config: Config) -> str | None:
     return "-np gpu" if options.ranks == "gpu" else "device_transport=nccl" if config.device_transport == "nccl" else ""
 
 
-def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+def _find_hosts(options: argparse.Namespace, environ: Mapping[str, str], note: Callable[[str], None]) -> FoundHosts:
     if options.host_discovery_script is not None:
-        return find_discovered(options, environ)
+        return find_discovered(options, environ, note)
     found = find_hosts(
         options.hosts, options.hostfile, environ, format=options.hostfile_format, slots=options.slots_per_host
     )

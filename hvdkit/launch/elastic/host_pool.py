@@ -170,12 +170,13 @@ async def wait_for_slots(
     min_ranks: int,
     wait_s: float,
     say: Callable[[str], None],
+    needed_by: str = "--min-np",
     may_grow: Callable[[], bool] = lambda: True,
 ) -> tuple[Hosts, int] | None:
     """Wait until there are hosts for a job; returns them and the ranks on them, None after `wait_s`.
 
-    choose: the number of ranks for these hosts, 0 if they are fewer than min_ranks. say: prints a line. may_grow: may
-    there be others later?
+    choose: the number of ranks for these hosts, 0 if they are fewer than min_ranks. say: prints a line. needed_by:
+    the option that gives min_ranks. may_grow: may there be others later?
     """
     clock = asyncio.get_running_loop().time
     deadline, waiting = clock() + wait_s, False
@@ -187,9 +188,10 @@ async def wait_for_slots(
             return None
         if not waiting:
             waiting, slots = True, count_slots(hosts) or 0
+            needed = f"{min_ranks} are needed ({needed_by})" if min_ranks > 1 else "1 is needed"
             say(
-                f"there {'are' if slots != 1 else 'is'} {slots} slot{'s' * (slots != 1)}, and {min_ranks} are needed "
-                f"(--min-np): waiting up to {wait_s:g} s for more (--elastic-timeout)."
+                f"there {'are' if slots != 1 else 'is'} {slots} slot{'s' * (slots != 1)}, and {needed}: waiting up to "
+                f"{wait_s:g} s for more (--elastic-timeout)."
             )
         await asyncio.sleep(_CHECK_S)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -79,9 +78,10 @@ def restart_instead(job: Job, why: str = "") -> Job:
     return replace(job, elastic=False, variables=variables, notes=(*job.notes, *([why] if why else [])))
 
 
-def find_discovered(options: argparse.Namespace, environ: Mapping[str, str]) -> FoundHosts:
+def find_discovered(options: argparse.Namespace, environ: Mapping[str, str], note: Callable[[str], None]) -> FoundHosts:
     """The hosts that the script reports, once they have the slots that are needed, and the number of ranks on them.
 
+    note: writes a line while it waits.
     Raises LaunchError if the script fails, or there are too few slots for too long.
     """
     if options.hosts is not None or options.hostfile is not None:
@@ -99,13 +99,15 @@ def find_discovered(options: argparse.Namespace, environ: Mapping[str, str]) -> 
             lambda hosts: choose_ranks(count_slots(hosts), policy),
             min_ranks=policy.min_ranks,
             wait_s=policy.wait_s,
-            say=lambda line: print(f"hvdrun: {line}", file=sys.stderr),
+            say=note,
+            needed_by="-np" if options.ranks else "--min-np",
         )
     )
     if found is None:
         raise LaunchError(
-            f"--host-discovery-script {options.host_discovery_script}: it did not report {policy.min_ranks} slots "
-            f"within {policy.wait_s:g} s. Check its output, or raise --elastic-timeout."
+            f"--host-discovery-script {options.host_discovery_script}: it did not report "
+            f"{policy.min_ranks} slot{'s' * (policy.min_ranks != 1)} within {policy.wait_s:g} s. "
+            "Check its output, or raise --elastic-timeout."
         )
     hosts, ranks = found
     return FoundHosts(hosts, f"--host-discovery-script {options.host_discovery_script}", ranks=ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
 from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss, name_rank
 
 _FILES, _FILES_OF_A_RANK = 64, 8  # that a launcher opens, with some to spare
+_NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod\b")
 
 
 class Outcome(enum.Enum):
@@ -140,6 +142,8 @@ def _blame(
     end = ranks.states[first].end
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
     later = _describe_later(ranks, [rank for rank in others if ranks.states[rank].end is not None])
+    if end is not None and any(_NO_HOROVOD.match(line) for line in end.tail):
+        log += " To run a script for Horovod unchanged, start it with hvdrun --alias-horovod."
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])

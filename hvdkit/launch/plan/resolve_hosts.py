@@ -80,14 +80,15 @@ def is_own_address(address: str) -> bool:
         return True
 
 
-def check_hosts(hosts: Iterable[Host]) -> None:
-    """Raise LaunchError with the hosts that neither the name service nor ssh's configuration resolves."""
+def describe_unknown(hosts: Iterable[Host]) -> str:
+    """Name the hosts that neither the name service nor ssh's configuration resolves; "" if there are none."""
     unknown = [host.name for host in hosts if not is_known(host)]
-    if unknown:
-        raise LaunchError(
-            f"Unknown host{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}. "
-            "Check the spelling; a name must be in DNS, /etc/hosts or ~/.ssh/config."
-        )
+    if not unknown:
+        return ""
+    return (
+        f"Unknown host{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}. "
+        "Check the spelling; a name must be in DNS, /etc/hosts or ~/.ssh/config."
+    )
 
 
 def is_known(host: Host) -> bool:

@@ -17,6 +17,7 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import format_cpus
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.process import run_program
+from hvdkit.visible_gpus import read_visible
 
 #: The least shared memory for the buckets of a few ranks, in MiB; Docker's default is 64.
 LEAST_SHARED_MIB = 256
@@ -213,27 +214,13 @@ def count_gpus(environ: Mapping[str, str], proc: Path = _NVIDIA_DRIVER) -> int:
     """
     present, seen = _count_present(environ, proc)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    number = present if visible is None else count_visible(visible, present)
+    number = len(read_visible(visible, [""] * present).gpus)
     if number < 1:
         limit = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
         raise LaunchError(
             f"-np gpu: this machine has no visible GPU: {seen}; {limit}. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
             "give the number of ranks: -np N."
         )
-    return number
-
-
-def count_visible(visible: str, present: int) -> int:
-    """Count the devices in CUDA_VISIBLE_DEVICES as CUDA does: none with one twice, and an invalid one ends the list."""
-    number, seen = 0, set[str]()
-    for entry in (part.strip() for part in visible.split(",")):
-        named = entry.startswith(("GPU-", "MIG-"))
-        if entry in seen:
-            return 0
-        seen.add(entry)
-        if not present or not (named or (entry.isdecimal() and int(entry) < present)):
-            break
-        number += 1
     return number
 
 

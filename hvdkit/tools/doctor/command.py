@@ -23,7 +23,7 @@ examples:
                                           the same, and mistakes in the script
   hvdkit doctor --json > doctor.json      for programs, or for a bug report
 
-The exit code is 0 without findings or with notes only, 1 with errors or warnings, 2 for a wrong command line.
+The exit code is 0 without errors, 1 with errors, with --strict also with warnings, 2 for a wrong command line.
 """
 
 
@@ -54,6 +54,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     where.add_argument("--here", action="store_true", help="examine only this host, even inside an allocation")
     add("--no-allreduce", action="store_true", help="do not time an allreduce over the hosts")
     add("--settings", action="store_true", help="print only the settings, their values and origins")
+    add("--strict", action="store_true", help="exit with 1 for warnings too, not only for errors")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("-v", "--verbose", action="store_true", help="also print tables of all that was found")
     output.add_argument("-q", "--quiet", action="store_true", help="print only errors and warnings")

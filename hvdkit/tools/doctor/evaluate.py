@@ -124,7 +124,7 @@ def _diagnose_this_host(options: argparse.Namespace, job: JobRequest, environ: M
         facts = collect(environ)
     findings = check_host(facts, replace(job, ranks_here=job.ranks))
     if options.json:
-        return _print_json(build_document(facts, findings), findings)
+        return _print_json(build_document(facts, findings, code=exit_code(findings, strict=options.strict)))
     return _print_report(options, findings, lambda console: print_host_tables(facts, console))
 
 
@@ -143,15 +143,15 @@ def _diagnose_hosts(
             survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))
     findings = evaluate(survey, job)
     if options.json:
-        return _print_json(build_survey_document(survey, findings), findings)
+        return _print_json(build_survey_document(survey, findings, code=exit_code(findings, strict=options.strict)))
     summary = describe_small_job(survey)
     return _print_report(options, findings, lambda console: print_survey_tables(survey, console), summary)
 
 
-def _print_json(document: dict[str, Any], findings: Sequence[Finding]) -> int:
+def _print_json(document: dict[str, Any]) -> int:
     json.dump(document, sys.stdout, indent=2)
     print()
-    return exit_code(findings)
+    return int(document["exit_code"])
 
 
 def _print_report(
@@ -166,7 +166,7 @@ def _print_report(
             print_tables(console)
         else:
             console.print("hvdkit doctor --verbose prints all that was found.", highlight=False)
-    return exit_code(findings)
+    return exit_code(findings, strict=options.strict)
 
 
 @contextlib.contextmanager

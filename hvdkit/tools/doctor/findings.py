@@ -50,9 +50,9 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 1 if there are errors or warnings, else 0; 2 is for a wrong command line."""
-    return int(any(finding.severity != "note" for finding in findings))
+def exit_code(findings: Iterable[Finding], *, strict: bool = False) -> int:
+    """Return 1 if there are errors, or with `strict` warnings, else 0; 2 is for a wrong command line."""
+    return int(any(finding.severity == "error" or (strict and finding.severity == "warning") for finding in findings))
 
 
 @dataclass(frozen=True)

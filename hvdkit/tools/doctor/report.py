@@ -16,7 +16,7 @@ from hvdkit.tools.doctor.checks.gpus import list_builds
 from hvdkit.tools.doctor.checks.mpi import Ability, assess_engines, assess_transports, list_choices
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts
-from hvdkit.tools.doctor.findings import SEVERITIES, Finding, exit_code
+from hvdkit.tools.doctor.findings import SEVERITIES, Finding
 from hvdkit.tools.doctor.survey import Survey, describe_subnet, find_common_subnets
 from hvdkit.tools.installed import PACKAGES_OF
 
@@ -42,7 +42,7 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
         console.print(f"    {escape(finding.cure)}", highlight=False, soft_wrap=True)
     if findings and not quiet:
         console.print(
-            "What doctor examines is described in docs/guides/doctor.md of hvdkit's source.",
+            "All findings are described in docs/reference/findings.md in a clone of hvdkit.",
             highlight=False,
             soft_wrap=True,
         )
@@ -207,27 +207,30 @@ def _describe_bandwidth(survey: Survey, subnet: str) -> str:
     return f"{min(rates):.0f} Mbit/s" if rates else "not measured"
 
 
-def build_document(facts: HostFacts, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Build what --json prints: facts, abilities, choices, findings, and how many there are of each severity."""
+def build_document(facts: HostFacts, findings: Sequence[Finding], *, code: int) -> dict[str, Any]:
+    """Build what --json prints: facts, abilities, choices, findings, and how many there are of each severity.
+
+    code: the exit code.
+    """
     return {
         "facts": asdict(facts),
         "engines": _list(assess_engines(facts)),
         "transports": _list(assess_transports(facts)),
         "choices": _list(list_choices(facts)),
-        **_conclude(findings),
+        **_conclude(findings, code),
     }
 
 
-def build_survey_document(survey: Survey, findings: Sequence[Finding]) -> dict[str, Any]:
+def build_survey_document(survey: Survey, findings: Sequence[Finding], *, code: int) -> dict[str, Any]:
     """The same of several hosts: what was seen of each and between them, then findings."""
-    return {**asdict(survey), **_conclude(findings)}
+    return {**asdict(survey), **_conclude(findings, code)}
 
 
-def _conclude(findings: Sequence[Finding]) -> dict[str, Any]:
+def _conclude(findings: Sequence[Finding], code: int) -> dict[str, Any]:
     return {
         "findings": _list(findings),
         "counts": {name: sum(finding.severity == name for finding in findings) for name in SEVERITIES},
-        "exit_code": exit_code(findings),
+        "exit_code": code,
     }
 
 

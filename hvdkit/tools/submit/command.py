@@ -181,7 +181,7 @@ def find_scheduler(environ: Mapping[str, str]) -> str:
     raise SubmitError(
         "None of sbatch, qsub (PBS) and bsub is on PATH. Run this on a host where jobs are submitted; or choose with "
         f"--scheduler ({', '.join(SCHEDULERS)}) and print the script with --dry-run. In a job script of Grid Engine, "
-        "Torque, Flux or HTCondor hvdrun needs no hosts: see docs/clusters/schedulers.md."
+        "Torque, Flux or HTCondor hvdrun needs no hosts: write `hvdrun python train.py` there."
     )
 
 

@@ -68,13 +68,16 @@ def write_run(
     *,
     warned_by: str,
     ended_by: Sequence[str] = ("TERM",),
+    end_lines: Sequence[str] = (),
+    on_end: str = "pass_on TERM",
     before: Sequence[str] = (),
     after: Sequence[str],
 ) -> list[str]:
     """Write how the ranks are started, told of signals, and waited for.
 
     warned_by: who sends the warning to whom, for the comment.
-    ended_by: the signals by which the scheduler asks the job to end.
+    ended_by: the signals by which the scheduler asks the job to end. end_lines: lines before the trap of these.
+    on_end: the command of that trap.
     before: lines that follow the traps. after: lines that look at $status when all is over.
     """
     lines = [
@@ -92,7 +95,8 @@ def write_run(
         "}",
         "# The end is near (cancelled, preempted, requeued, out of time): hvdrun ends all ranks, on every node; those",
         "# that have a handler for it save first.",
-        f"trap 'pass_on TERM' {' '.join(ended_by)}",
+        *end_lines,
+        f"trap '{on_end}' {' '.join(ended_by)}",
     ]
     if job.warning:
         lines += [
@@ -158,19 +162,23 @@ def _slurm_directives(job: BatchJob) -> Iterator[Directives]:
 
 
 def _run_under_slurm(job: BatchJob) -> list[str]:
-    before, after = [], []
-    if job.requeue:
-        before = [
+    warned_by = "Slurm sends it to this script alone"
+    if not job.requeue:
+        return write_run(job, warned_by=warned_by, after=[])
+    return write_run(
+        job,
+        warned_by=warned_by,
+        end_lines=[
             "# Slurm itself requeues what it preempts; what was cancelled is not to come back.",
             "ended=''",
-            "trap 'ended=yes; pass_on TERM' TERM",
-        ]
-        after = [
+        ],
+        on_end="ended=yes; pass_on TERM",
+        after=[
             "",
             f"# {TRY_AGAIN}, by agreement with the training: saved, not finished. Slurm requeues none of itself.",
             f'[ "$status" -ne {TRY_AGAIN} ] || [ -n "$ended" ] || scontrol requeue "$SLURM_JOB_ID" || exit 1',
-        ]
-    return write_run(job, warned_by="Slurm sends it to this script alone", before=before, after=after)
+        ],
+    )
 
 
 def read_slurm_state(text: str) -> State | None:
@@ -297,9 +305,10 @@ def write_bsub(job: BatchJob) -> str:
         "# LSF keeps output back until the end; this way the log grows while the job runs.",
         f"exec >>{write_output(job, '$LSB_JOBID')} 2>&1",
     ]
-    # At the time limit LSF sends USR2, and kills ten minutes later.
     ended_by = ["TERM"] if job.warning and job.warning.signal == "USR2" else ["TERM", "USR2"]
-    run = write_run(job, warned_by="LSF sends it, maybe to hvdrun as well", ended_by=ended_by, after=[])
+    limit = ["# At the time limit LSF sends USR2, and kills the job ten minutes later."] if "USR2" in ended_by else []
+    warned_by = "LSF sends it, maybe to hvdrun as well"
+    run = write_run(job, warned_by=warned_by, ended_by=ended_by, end_lines=limit, after=[])
     return write_script(job, "#BSUB", how, _lsf_directives(job), run, place=place)
 
 

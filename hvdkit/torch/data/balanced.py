@@ -16,6 +16,7 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.measured_shares import MeasuredShares
 from hvdkit.engine.sharding.strategy import Sharded
 from hvdkit.torch.data.compute_clock import ComputeClock
+from hvdkit.torch.data.repeated_order import warn_of_repeated_order
 from hvdkit.torch.data.sharded import SamplerState
 from hvdkit.torch.plain_copies import is_wrapped
 from hvdkit.torch.sync import GradientSync
@@ -152,6 +153,8 @@ class BalancedSampler(Sampler[list[int]]):
             self._shares.enter(transport)
             self._iterations = 0
         if self._finished:
+            if self._used and self.shuffle:
+                warn_of_repeated_order("BalancedSampler", first=self.rank == 0)
             self._start = 0
         self._finished, self._used = False, self._start
         self._iterations += 1

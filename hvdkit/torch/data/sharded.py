@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 from torch.utils.data import Sampler
 
+from hvdkit.torch.data.repeated_order import count_steps, warn_of_repeated_order
 from hvdkit.training.sharding import Indices, plan_order, split_for_evaluation, split_for_training
 
 
@@ -24,9 +25,10 @@ class SamplerState(TypedDict):
 class ShardedSampler(Sampler[int]):
     """Sample this rank's part of the indices of a dataset: `DataLoader(dataset, sampler=ShardedSampler(dataset))`.
 
-    In training every rank gets the same number of samples, in an order that is shuffled for each epoch (call
-    `set_epoch`). With `evaluation=True` the samples stay in order, each one is on exactly one rank, and the numbers of
-    samples may differ by one; average over ranks with `hvd.metrics.Mean`, which weights by the number of samples.
+    In training every rank gets the same number of samples, in an order that is shuffled for each epoch: call
+    `set_epoch`, or rank 0 warns of a second epoch in the same order. With `evaluation=True` the samples stay in order,
+    each one is on exactly one rank, and the numbers of samples may differ by one; average over ranks with
+    `hvd.metrics.Mean`, which weights by the number of samples.
 
     dataset: with a length. rank, size: this rank and the number of ranks; None: those of the job.
     seed: of the order; the same on all ranks.
@@ -65,15 +67,22 @@ class ShardedSampler(Sampler[int]):
         self._given = 0  # samples given to this rank since then
         self.trained: int | None = None
         self._finished = False
+        self._trained_on = False  # steps were taken in an iteration of this epoch
         self._plan()  # a shard that cannot be made is reported here, not in the first epoch
 
     def __iter__(self) -> Iterator[int]:
         if self._finished:
             self._start = 0
         self._given, self.trained, self._finished = 0, None, False
-        for index in self._plan().tolist():
-            self._given += 1
-            yield index
+        if self._trained_on and self.shuffle:
+            warn_of_repeated_order("ShardedSampler", first=self.rank == 0)
+        steps = count_steps()
+        try:
+            for index in self._plan().tolist():
+                self._given += 1
+                yield index
+        finally:
+            self._trained_on = count_steps() > steps
         self._finished = True
 
     def __len__(self) -> int:
@@ -87,7 +96,7 @@ class ShardedSampler(Sampler[int]):
         """
         if epoch != self.epoch or self._finished:
             self._start, self._given, self.trained, self._finished = 0, 0, None, False
-        self.epoch = epoch
+        self.epoch, self._trained_on = epoch, False
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Count batch_size more samples that this rank has trained on; Checkpoints.step() calls it. batch_idx: ignored.
@@ -117,7 +126,7 @@ class ShardedSampler(Sampler[int]):
         Start the training loop with `range(sampler.epoch, epochs)`. An evaluation always starts at its first sample.
         """
         self.epoch, self._start, self.seed = state["epoch"], state["used"], state["seed"]
-        self._given, self.trained, self._finished = 0, None, False
+        self._given, self.trained, self._finished, self._trained_on = 0, None, False, False
 
     def _plan(self) -> Indices:
         order = plan_order(len(self.dataset), seed=self.seed if self.shuffle else None, epoch=self.epoch)

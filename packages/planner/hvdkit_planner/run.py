@@ -201,7 +201,10 @@ def run_plan(options: argparse.Namespace) -> int:
     missing = [f"--{name}" for name in ("gpus", "batch") if getattr(options, name) is None]
     missing = [*(["MODEL"] if options.model is None else []), *missing]
     if missing:
-        raise PlanError(f"{', '.join(missing)} is missing. See hvdkit plan --help.")
+        raise PlanError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Example: hvdkit plan config.json "
+            "--gpus 64 --batch 512. See hvdkit plan --help."
+        )
     if options.plot:
         check_plot(PLOT, options.plot)
     model = read_model(options.model, {name: getattr(options, name) for name in _SIZES if getattr(options, name)})

@@ -44,8 +44,8 @@ def read_model(text: str, sizes: Mapping[str, int]) -> Transformer:
         document = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise PlanError(
-            f"the model {text} cannot be read: {error.strerror}. Give a config.json, a script train.py:build, or sizes "
-            "such as hidden=4096,layers=32,heads=32,sequence=2048."
+            f"the model {text} cannot be read: {error.strerror}. Give a config.json (models are not known by name), "
+            "a script train.py:build, or sizes such as hidden=4096,layers=32,heads=32,sequence=2048."
         ) from None
     except ValueError as error:
         raise PlanError(f"{file} is no JSON: {error}. Give the config.json of a transformer.") from None

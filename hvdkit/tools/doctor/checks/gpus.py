@@ -9,6 +9,7 @@ from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
 from hvdkit.tools.installed import parse_numbers
 from hvdkit.transport.nccl.library import OLDEST
+from hvdkit.visible_gpus import read_visible
 
 #: Major version of CUDA -> the oldest driver that runs it (CUDA compatibility guide, "minor version compatibility").
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -154,15 +155,15 @@ def _check_visible(found: Accelerators) -> Iterator[Finding]:
             "Unset it, unless the job is to run on CPUs.",
         )
         return
-    wrong = [word for word in words if not _exists(word, found)]
-    if wrong:
+    visible = read_visible(found.visible, _list_uuids(found))
+    if visible.invalid is not None:
         yield Finding.error(
             "gpu-not-there",
-            f"CUDA_VISIBLE_DEVICES={found.visible} names {', '.join(wrong)}, and this host has {len(found.gpus)} GPUs, "
-            "numbered from 0: CUDA ignores that one and all after it.",
+            f"CUDA_VISIBLE_DEVICES={found.visible} names {visible.invalid!r}, and this host has {len(found.gpus)} "
+            "GPUs, numbered from 0: CUDA ignores that one and all after it.",
             "Correct it, or unset it and let the scheduler or hvdrun set it.",
         )
-    elif len(set(words)) < len(words):
+    elif visible.repeated is not None:
         yield Finding.error(
             "gpu-twice",
             f"CUDA_VISIBLE_DEVICES={found.visible} names a GPU twice: CUDA then shows none at all.",
@@ -170,18 +171,13 @@ def _check_visible(found: Accelerators) -> Iterator[Finding]:
         )
 
 
-def _exists(word: str, found: Accelerators) -> bool:
-    if word.isdecimal():
-        return any(gpu.index == int(word) for gpu in found.gpus)
-    return word.startswith("MIG-") or any(gpu.uuid.startswith(word) for gpu in found.gpus)
+def _list_uuids(found: Accelerators) -> list[str]:
+    return [gpu.uuid for gpu in sorted(found.gpus, key=lambda gpu: gpu.index)]
 
 
 def count_visible(facts: HostFacts) -> int:
     """Count the GPUs that are visible to a process on this host."""
-    found = facts.accelerators
-    if found.visible is None:
-        return len(found.gpus)
-    return len([word for word in found.visible.split(",") if word.strip() not in ("", "-1", "NoDevFiles")])
+    return len(read_visible(facts.accelerators.visible, _list_uuids(facts.accelerators)).gpus)
 
 
 def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
