@@ -59,6 +59,12 @@ def test_a_backend_that_keras_does_not_have_is_noted_with_the_nearest() -> None:
     assert "Did you mean torch?" in notes("pytorch") and not notes("torch") and not notes("")
 
 
+def test_a_number_of_ranks_after_the_command_is_noted_where_hosts_give_another() -> None:
+    job = plan_job(parse_arguments(["-H", "localhost:3", "true", "-np", "2"]), {"PATH": PATH})
+    assert job.ranks == 3 and "-np stands after true: it is an argument of that" in "".join(job.notes)
+    assert not plan_job(parse_arguments(["-H", "localhost:3", "true", "-n", "2"]), {"PATH": PATH}).notes
+
+
 def test_what_is_not_a_script_of_this_python_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tool = program(tmp_path / "bin.py", "#!/bin/sh\n")

@@ -55,9 +55,13 @@ def plan_job(
     asked = choose_ranks(options.ranks, hosts, local=local, cores=cores, environ=environ)
     if asked is None or options.host_discovery_script is not None:
         asked = found.ranks
+    late = _find_late_option(options.command)
     if ranks is None:
-        if asked is None and not hosts:
-            _refuse_late_option(options.command)
+        if asked is None and not hosts and late:
+            raise LaunchError(
+                f"The number of ranks is missing: {late} stands after {options.command[0]}, so it is an argument of "
+                f"that. hvdrun's options go before the command, like: hvdrun -np 2 {options.command[0]}"
+            )
         ranks = plan_ranks(asked, hosts, {host.name: cores for host in here}, more=found.more)
     unknown = describe_unknown(hosts)
     if unknown and not options.dry_run:
@@ -70,6 +74,8 @@ def plan_job(
     if local:
         check_command(options.command, module=options.module, path=path)
     notes = [*found.notes, *([unknown] if unknown else [])]
+    if options.ranks is None and late.startswith("-np"):
+        notes.append(f"{late} stands after {options.command[0]}: it is an argument of that, not an option of hvdrun.")
     backend = environ.get("KERAS_BACKEND", "")
     if backend and backend not in _KERAS_BACKENDS:
         notes.append(
@@ -211,14 +217,9 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         raise LaunchError(f"{ssh[0]} is for ssh, which {launcher} does not use. Leave it out, or use --launcher ssh.")
 
 
-def _refuse_late_option(command: Sequence[str]) -> None:
-    """Raise LaunchError if the command's arguments have an option that gives ranks: the user meant hvdrun's."""
-    for word in command[1:]:
-        if _GIVES_RANKS.fullmatch(word):
-            raise LaunchError(
-                f"The number of ranks is missing: {word} stands after {command[0]}, so it is an argument of that. "
-                f"hvdrun's options go before the command, like: hvdrun -np 2 {command[0]}"
-            )
+def _find_late_option(command: Sequence[str]) -> str:
+    """Find an option among the command's arguments that gives ranks or hosts to hvdrun; "" if there is none."""
+    return next((word for word in command[1:] if _GIVES_RANKS.fullmatch(word)), "")
 
 
 def _plan_startup(options: argparse.Namespace) -> dict[str, str]:
