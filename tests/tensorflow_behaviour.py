@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -151,11 +151,11 @@ def refusals() -> None:
             loss = variable * 2
         distributed = hvd.DistributedGradientTape(tape)
         for name in ("jacobian", "batch_jacobian"):
-            _fails(lambda name=name: getattr(distributed, name)(loss, variable), f"Call {name}() of the tape that you")
+            _fails(functools.partial(getattr(distributed, name), loss, variable), f"Call {name}() of the tape that you")
         np.testing.assert_array_equal(tape.jacobian(loss, variable), [[2.0]])
         for shape in (None, [None]):
             free = tf.Variable([1.0], name="free", shape=tf.TensorShape(shape))
-            _fails(lambda free=free: distributed.gradient(loss, [variable, free]), "free has shape", "without shape=")
+            _fails(functools.partial(distributed.gradient, loss, [variable, free]), "free has shape", "without shape=")
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.complex(variable, variable))
         _fails(lambda: hvd.DistributedGradientTape(tape).gradient(loss, [tf.Variable([1j])]), "complex")
@@ -336,11 +336,14 @@ def two_threads(mode: str) -> None:
             failed.append(True)
 
         (sync,) = (one for key, one in _syncs.items() if key[0][0].name == "shared" and one._gradients)
-        working = sync._gradients._sync.one_step._working
+        working = cast(Any, sync._gradients)._sync.one_step._working
         thread = threading.Thread(target=wait_for_the_others)
         thread.start()
-        while not (working.locked() and not thread.join(0.2) and working.locked()):
-            pass
+        steady = False
+        while not steady:
+            before = working.locked()
+            thread.join(0.2)
+            steady = before and working.locked()
         _fails(step, "twice at once", "(shared)")
         hvd.barrier()
         thread.join()

@@ -162,7 +162,7 @@ def test_a_table_says_of_every_finding_how_it_was_made() -> None:
 
 def test_the_exit_code_follows_the_worst_finding() -> None:
     note, warning, error = (Finding(severity, "x", "seen", "cure") for severity in ("note", "warning", "error"))
-    several = ([], [note], [note, warning], [warning, error])
+    several: tuple[list[Finding], ...] = ([], [note], [note, warning], [warning, error])
     assert [exit_code(findings) for findings in several] == [0, 0, 0, 1]
     assert [exit_code(findings, strict=True) for findings in several] == [0, 0, 1, 1]
     assert sort_findings([note, error, warning]) == [error, warning, note]

@@ -195,8 +195,8 @@ asyncio.run(main())
 
 
 def test_connections_of_others_take_a_few_descriptors_and_write_nothing() -> None:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    hvdrun = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, **pipes)
+    pipe = subprocess.PIPE
+    hvdrun = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         assert hvdrun.stdin is not None and hvdrun.stdout is not None and hvdrun.stderr is not None
         port = int(hvdrun.stdout.readline())

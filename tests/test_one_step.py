@@ -44,6 +44,10 @@ def test_a_step_between_the_parts_of_another_one_is_found(parts: Sequence[tuple[
 
 
 def test_a_step_within_a_part_of_another_one_fails_both() -> None:
-    step, fails = OneStep(["a"]), lambda: pytest.raises(HorovodInternalError, match="twice at once")
-    with fails(), step.part("one", first=True, last=True), fails():
+    step, error = OneStep(["a"]), HorovodInternalError
+    with (
+        pytest.raises(error, match="twice at once"),
+        step.part("one", first=True, last=True),
+        pytest.raises(error, match="twice at once"),
+    ):
         do(step, ("other", True, True))
