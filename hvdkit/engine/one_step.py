@@ -28,7 +28,7 @@ class OneStep:
 
     @contextmanager
     def part(self, program: object, *, first: bool, last: bool) -> Iterator[None]:
-        """A part of a step, of the same program as its other parts; first, last: of the step.
+        """Do a part of a step within. program: the same for all parts of a step. first, last: of its parts.
 
         The first part may come again after a step that an exception has ended.
         """

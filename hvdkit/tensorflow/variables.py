@@ -49,14 +49,15 @@ def _own_name(variable: Any) -> str:
 
 
 def _shape(variable: Any, at: int) -> tuple[int, ...]:
-    shape = tf.TensorShape(variable.shape)
-    if not shape.is_fully_defined():
+    shape = variable.shape
+    dimensions = (None,) if getattr(shape, "rank", 0) is None else tuple(shape)
+    if any(dimension is None for dimension in dimensions):
         raise ValueError(
             f"{_name(variable, at)} has shape {shape}. hvdkit reduces gradients of variables and tensors only if their "
             f"shape is fully known. Make a variable without shape=, and a new one for another shape; set a tensor's "
             f"shape with tf.ensure_shape()."
         )
-    return tuple(map(int, shape))
+    return tuple(int(dimension) for dimension in dimensions)
 
 
 def view_of(variable: Any) -> Array:
