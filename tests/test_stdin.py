@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hvdrun_job import command, environment, hvdrun, lines, wait_until
@@ -31,8 +32,8 @@ def test_rank_0_reads_stdin_to_its_end(kind: str, tmp_path: Path) -> None:
     data = b"" if kind == "/dev/null" else os.urandom(3 << 20)
     (tmp_path / "data").write_bytes(data)
     with open(os.devnull if kind == "/dev/null" else tmp_path / "data", "rb") as file:
-        given = {"input": data} if kind == "pipe" else {"stdin": file}
-        done = subprocess.run(command(3, DIGEST), env=environment(), capture_output=True, timeout=100, **given)  # type: ignore[call-overload]
+        given: dict[str, Any] = {"input": data} if kind == "pipe" else {"stdin": file}
+        done = subprocess.run(command(3, DIGEST), env=environment(), capture_output=True, timeout=100, **given)
     assert done.returncode == 0, done.stderr
     whole, nothing = (f"{len(each)} {hashlib.sha256(each).hexdigest()}" for each in (data, b""))
     assert sorted(lines(done.stdout)) == [f"[0] {whole}", f"[1] {nothing}", f"[2] {nothing}"]
