@@ -195,8 +195,13 @@ asyncio.run(main())
 
 
 def test_connections_of_others_take_a_few_descriptors_and_write_nothing() -> None:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    hvdrun = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, **pipes)
+    hvdrun = subprocess.Popen(
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert hvdrun.stdin is not None and hvdrun.stdout is not None and hvdrun.stderr is not None
         port = int(hvdrun.stdout.readline())
