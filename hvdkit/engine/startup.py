@@ -65,7 +65,7 @@ def open_world(
 
 def _name_for_scripts(world: World) -> dict[str, str]:
     """The variables by which Horovod's scripts find their rank, which was another one before the world changed."""
-    words = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "host")
+    words = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     return name_as_horovodrun({word: getattr(world, word) for word in words})
 
 

@@ -148,7 +148,7 @@ def _refuse(*names: str, instead: str, program: str = "horovodrun") -> Flag:
 def _ignore(*names: str, why: str, takes: bool = False, variables: str = "") -> Flag:
     found = tuple(f"HOROVOD_{name}" for name in variables.split())
     own = " With --engine horovod set Horovod's variable." if found else ""
-    return Flag(names, ignored=f"{why}{own}", takes=takes, variables=found)
+    return Flag(names, help="no effect", ignored=f"{why}{own}", takes=takes, variables=found)
 
 
 _TUNE = "--autotune takes ten steps per trial, and --autotune-steps limits the number of steps."
@@ -295,9 +295,7 @@ def add_horovod_flags(parser: OptionParser) -> None:
     """Add the options, without names that hvdrun has itself."""
     group, add = parser.add_group(
         "options of horovodrun",
-        "Its other options have no effect, or are refused; a line says what to use instead."
-        if parser.everything
-        else None,
+        "Its other options are refused; the error says what to use instead." if parser.everything else None,
     )
     add(
         "--config-file",
