@@ -20,6 +20,7 @@ from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch import autograd
 from hvdkit.torch.compiled import CompiledNotice
+from hvdkit.torch.conversions import PlannedMetadata
 from hvdkit.torch.layout import Named
 from hvdkit.torch.replicas import checksums
 from hvdkit.torch.source import TorchSource
@@ -83,6 +84,7 @@ class GradientSync:
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._attached = False
         self._source = TorchSource((), {})  # of the parameters that the strategy is attached to
+        self._planned = PlannedMetadata(())  # of them and those with sparse gradients
         self._position: dict[int, int] = {}  # parameter -> its index there
         self._written: set[int] = set()  # parameters whose gradient was written since the last reduction
         self._summed: set[int] = set()  # reduced since the last step, where the strategy is not repeatable
@@ -177,9 +179,13 @@ class GradientSync:
                 self.strategy.arrived(position)
 
     def _begin_task(self, task: int) -> None:
-        """Take note of a backward pass, once, although hooks of several devices may come here at the same time."""
+        """Take note of a backward pass, once, although hooks of several devices may come here at the same time.
+
+        Raises ValueError for parameters that were converted since the plan was made.
+        """
         with autograd.first_of_pass:
             if task not in self._tasks:
+                self._planned.check()
                 self._tasks.add(task)
                 autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
 
@@ -214,7 +220,8 @@ class GradientSync:
         self._reduce_window()
 
     def _find_gradients(self) -> None:
-        """All gradients that are there count as written."""
+        """All gradients that are there count as written. Raises ValueError as _begin_task() does."""
+        self._planned.check()
         self._written = {index for index, (_, parameter) in enumerate(self._named) if parameter.grad is not None}
         self._source.written = {self._position[index] for index in self._written if index in self._position}
 
@@ -253,15 +260,17 @@ class GradientSync:
         collective_step(self._group.engine, "plan", self._attach, name=self.name)
 
     def attach(self) -> None:
-        """Attach the strategy, if no step has done so; collective then."""
+        """Attach the strategy, if no step has done so; collective then. Raises ValueError as _begin_task() does."""
         if not self._attached:
             self._attach_if_changed()
+        self._planned.check()
 
     def _attach(self, transport: Transport, _: Sequence[int]) -> None:
         """Agree on what is sparse and attach the strategy to the rest, also where this rank has joined; collective."""
         # What was unfrozen since the last reduction had no hook in this pass.
         self._written |= {index for index in self._hook() if self._named[index][1].grad is not None}
         trained = [index for index, (_, parameter) in enumerate(self._named) if self._is_trained(parameter)]
+        planned = PlannedMetadata([self._named[index] for index in trained])
         if self._sparse is not None:
             self._sparse.agree(transport, self._named)
             trained = [index for index in trained if index not in self._sparse.indices]
@@ -272,7 +281,7 @@ class GradientSync:
         if owner is not None:
             owner._leave_strategy()  # if attach() raises, later gradients are announced to nobody
         self.strategy.attach(source.describe(self.name), self._group)
-        self._position, self._source = positions, source
+        self._position, self._source, self._planned = positions, source, planned
         self._attached, self._changed = True, False
         _attached[id(self.strategy)] = self
 
@@ -354,6 +363,7 @@ class GradientSync:
     def _leave_strategy(self) -> None:
         """The strategy is attached to no parameters, or to those of another: attach it again when it is needed."""
         self._position.clear()
+        self._planned = PlannedMetadata(())
         self._attached, self._changed = False, True
 
 
