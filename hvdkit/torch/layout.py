@@ -35,6 +35,13 @@ def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
     return torch.empty(parameter.shape, device="meta").stride()
 
 
+def arrange(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The tensor, or a dense copy of it, whose elements have these strides."""
+    if tensor.stride() == tuple(strides):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def describe_parameters(named: Named, groups: Mapping[int, int]) -> list[TensorSpec]:
     """The parameters as the engine plans them. groups: see number_groups. TypeError for a dtype that is not sent."""
     devices = list(dict.fromkeys(parameter.device for _, parameter in named))

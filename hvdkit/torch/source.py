@@ -11,7 +11,8 @@ from hvdkit.engine.planned.plan import Plan, Slot, cut_slots
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import gpu, staging
-from hvdkit.torch.layout import Named, describe_parameters, strides_of
+from hvdkit.torch.conversions import conversion_error
+from hvdkit.torch.layout import Named, arrange, describe_parameters, strides_of
 from hvdkit.torch.own_part import own_parts
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor
@@ -56,11 +57,8 @@ class _Seen:
 
 def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Is it a parameter as a whole, copied, and of real numbers? Gradients of others may be seen conjugated."""
-    return not part.own and _is_whole(part.slot, parameters) and not parameters[part.slot.tensor].is_complex()
-
-
-def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    return slot.stop - slot.start == parameters[slot.tensor].numel()
+    slot, parameter = part.slot, parameters[part.slot.tensor]
+    return not part.own and slot.stop - slot.start == parameter.numel() and not parameter.is_complex()
 
 
 class TorchSource:
@@ -79,7 +77,9 @@ class TorchSource:
         #: Indices of the parameters whose gradient was written since the last reduction; kept by the owner.
         self.written: set[int] = set()
         self._plan = Plan((), ())
-        self._strides = [strides_of(parameter) for parameter in self.parameters]
+        #: Of each parameter, as all ranks have planned: it may be converted to another memory format later.
+        self.strides = [strides_of(parameter) for parameter in self.parameters]
+        self._shapes = [parameter.shape for parameter in self.parameters]
         self._seen: dict[int, _Seen] = {}
         #: bucket -> first element -> (address of the gradient, the part of it that was sent)
         self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
@@ -112,7 +112,8 @@ class TorchSource:
 
     def describe(self, name: str) -> Parameters:
         """The parameters as a strategy sees them. name: of their optimizer, the same on all ranks."""
-        return Parameters(name, self.tensors, self, TorchValues(self.parameters), torch.get_num_threads())
+        values = TorchValues(self.parameters, self.strides)
+        return Parameters(name, self.tensors, self, values, torch.get_num_threads())
 
     def on_plan(self, plan: Plan) -> None:
         self._plan = plan
@@ -160,7 +161,7 @@ class TorchSource:
             else:
                 sources.append(gradient)
                 targets.append(one.view)
-        _copy(targets, sources)
+        self._copy(targets, sources)
         return Filled(frozenset(unused), segments)
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
@@ -193,7 +194,24 @@ class TorchSource:
                 parameter.grad = torch.zeros_like(parameter)
             sources.append(source)
             targets.append(self._part(parameter, slot))
-        _copy(targets, sources)
+        self._copy(targets, sources)
+
+    def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        try:
+            _copy(targets, sources)
+        except RuntimeError:
+            for index in range(len(self.parameters)):
+                self._check_shape(index)
+            raise
+
+    def _check_shape(self, index: int) -> None:
+        """Raise ValueError for a parameter that has got another shape."""
+        planned, now = self._shapes[index], self.parameters[index].shape
+        if now != planned:
+            raise conversion_error(self.tensors[index].name, "shape", planned, now)
+
+    def _is_whole(self, slot: Slot) -> bool:
+        return slot.stop - slot.start == self.tensors[slot.tensor].count
 
     def _device(self, bucket: int) -> torch.device:
         return self.parameters[self._plan.buckets[bucket].slots[0].tensor].device
@@ -207,31 +225,30 @@ class TorchSource:
         return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self.parameters)
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
-        if _is_whole(slot, self.parameters):
-            parameter = self.parameters[slot.tensor]
-            return flat.as_strided(parameter.shape, self._strides[slot.tensor], flat.storage_offset() + start)
+        if self._is_whole(slot):
+            return flat.as_strided(self._shapes[slot.tensor], self.strides[slot.tensor], flat.storage_offset() + start)
         return flat[start : start + slot.stop - slot.start]
 
     def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
         """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
-        if not _is_whole(slot, self.parameters):
+        if not self._is_whole(slot):
             return gradient
-        if gradient.stride() != self._strides[slot.tensor]:
+        if gradient.stride() != self.strides[slot.tensor]:
             return None
         return gradient.detach().as_strided((gradient.numel(),), (1,))
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
         """The slot's elements of the parameter's gradient, sharing memory."""
+        self._check_shape(slot.tensor)
         gradient = self.dense_gradient(slot.tensor)
         assert gradient is not None
         if gradient.is_conj():  # its memory holds the conjugate
             parameter.grad = gradient = gradient.resolve_conj()
-        if _is_whole(slot, self.parameters):
+        if self._is_whole(slot):
             return gradient
-        strides = self._strides[slot.tensor]
+        strides = self.strides[slot.tensor]
         if gradient.stride() != strides:
-            like = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
-            parameter.grad = gradient = like.copy_(gradient)
+            parameter.grad = gradient = arrange(gradient, strides)
         count = slot.stop - slot.start
         return gradient.as_strided((count,), (1,), gradient.storage_offset() + slot.offset)
 
@@ -239,11 +256,11 @@ class TorchSource:
 class TorchValues:
     """The GradientSource of the parameters themselves, which every rank uses; for strategies that change them.
 
-    parameters: in the order in which all ranks have them.
+    parameters: in the order in which all ranks have them. strides: of each, as all ranks have planned.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._parameters, self._plan = parameters, Plan((), ())
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], strides: Sequence[tuple[int, ...]]) -> None:
+        self._parameters, self._strides, self._plan = parameters, strides, Plan((), ())
 
     def on_plan(self, plan: Plan) -> None:
         self._plan = plan
@@ -252,7 +269,7 @@ class TorchValues:
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
         host = as_tensor(memory)
         for slot in self._plan.buckets[bucket].slots:
-            values = self._dense(self._parameters[slot.tensor])
+            values = arrange(self._parameters[slot.tensor].detach(), self._strides[slot.tensor])
             host[slot.start : slot.stop].copy_(_flat_part(values, slot))
         return Filled(frozenset())
 
@@ -262,18 +279,10 @@ class TorchValues:
         for slot in self._plan.buckets[bucket].slots:
             if slot.tensor not in globally_unused:
                 parameter = self._parameters[slot.tensor]
-                values = self._dense(parameter)
+                values = arrange(parameter.detach(), self._strides[slot.tensor])
                 _flat_part(values, slot).copy_(host[slot.start : slot.stop])
                 if values.data_ptr() != parameter.data_ptr():
                     parameter.copy_(values)
-
-    def _dense(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The parameter, or a copy of it whose elements follow each other where the parameter's do not."""
-        strides = strides_of(parameter)
-        if parameter.stride() == strides:
-            return parameter.detach()
-        like = torch.empty_strided(parameter.shape, strides, dtype=parameter.dtype, device=parameter.device)
-        return like.copy_(parameter)
 
 
 def _is_staged(device: torch.device, memory: Buffer) -> bool:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from hvdkit.engine.named.operation import Action
-from hvdkit.torch.layout import strides_of
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.slices import Slice
 from hvdkit.torch.sharding.state import flatten
@@ -54,7 +53,7 @@ class TorchReceiver:
         for slices in self._slices.values():
             for _, one in slices:
                 if one.owner in gradients and one.received is not None:
-                    flat = flatten(gradients[one.owner], strides_of(one.owner))
+                    flat = flatten(gradients[one.owner], one.layout.strides)
                     one.received.copy_(flat[one.offset : one.offset + one.count])
         assert self._source is not None
         for index, parameter in enumerate(self._source.parameters):

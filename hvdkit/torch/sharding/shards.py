@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
+from hvdkit.torch.layout import strides_of
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.receiver import TorchReceiver
 from hvdkit.torch.sharding.slices import Slice, make_slice
-from hvdkit.torch.sharding.state import PieceState, State, cut_state, gather_state
+from hvdkit.torch.sharding.state import Layout, PieceState, State, cut_state, gather_state
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
@@ -40,8 +42,8 @@ class TorchShards:
         self._optimizer = weakref.ref(optimizer)
         self._master_weights = master_weights
         self._slices: dict[torch.nn.Parameter, list[Slice]] = {}
-        self._layout: list[tuple[str, Piece]] | None = None
-        self._planned: set[torch.nn.Parameter] = set()
+        self._division: list[tuple[TensorSpec, Piece]] | None = None
+        self._layouts: dict[torch.nn.Parameter, Layout] = {}  # of those that are divided
         #: The whole state by the number of the parameter, where it is known: from a load to the step after it.
         self._whole: dict[int, dict[str, Any]] | None = None
         self._carried: dict[int, torch.Tensor] = {}  # gradients that are divided anew
@@ -50,7 +52,7 @@ class TorchShards:
     @property
     def are_divided(self) -> bool:
         """Are parameters divided among ranks? The same on all of them."""
-        return self._layout is not None
+        return self._division is not None
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
@@ -83,28 +85,34 @@ class TorchShards:
                     state[_GRADIENT] = one.received
                 if state:  # the plain optimizer has none of parameters that it has not stepped on
                     pieces.append(PieceState(number, one.offset, one.count, state))
-        return {**gather_state(transport, pieces, parameters, root), **self._rest}
+        layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
+        return {**gather_state(transport, pieces, layouts, root), **self._rest}
 
     def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
         """See Shards.divide. Raises HorovodInternalError where pieces of ranks that are gone are needed."""
         source = parameters.gradients
         assert isinstance(source, TorchSource)
-        layout = [(parameters.tensors[piece.tensor].name, piece) for piece in pieces]
-        if self._whole is None and layout == self._layout:
+        division = [(parameters.tensors[piece.tensor], piece) for piece in pieces]
+        if self._whole is None and division == self._division:
             if self.receiver is not None:
                 self.receiver.divide(source, list(self._all()))
             return
         if self._whole is None and any(self._inner.state.get(one.tensor) for one in self._all()):
             raise HorovodInternalError(
-                f"The optimizer was divided among other ranks than the {len(ranks)} of now, and their parts of its "
-                "state are gone. Load a state that state_dict() returned before (elastic jobs: call state.commit(), "
-                "not only state.check_host_updates())."
+                f"The optimizer was divided among other ranks than the {len(ranks)} of now, or its parameters had "
+                "another dtype or memory format, and these parts of its state are gone. Load a state that "
+                "state_dict() returned before (elastic jobs: call state.commit(), not only "
+                "state.check_host_updates())."
             )
         self._drop()
-        self._layout, self._planned = layout, set(source.parameters)
+        self._division = division
+        self._layouts = {
+            parameter: Layout(tuple(parameter.shape), strides)
+            for parameter, strides in zip(source.parameters, source.strides, strict=True)
+        }
         for piece in pieces:
             owner = source.parameters[piece.tensor]
-            one = make_slice(owner, piece, master_weights=self._master_weights)
+            one = make_slice(owner, self._layouts[owner], piece, master_weights=self._master_weights)
             self._slices.setdefault(owner, []).append(one)
         if self.receiver is not None:
             self.receiver.divide(source, list(self._all()))
@@ -127,9 +135,9 @@ class TorchShards:
         """Set the state of all slices, and of what is not divided, from the whole."""
         parameters = self._parameters()
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
-        self._rest = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._planned}
+        self._rest = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._layouts}
         for one in self._all():
-            state = cut_state(whole.get(numbers[one.owner], {}), one.owner, one.offset, one.count)
+            state = cut_state(whole.get(numbers[one.owner], {}), one.layout, one.offset, one.count)
             master = state.pop(MASTER, None)
             if one.is_master and master is not None:
                 one.tensor.data.copy_(master)
@@ -239,8 +247,7 @@ class TorchShards:
                 result = step()
             with torch.no_grad():
                 for one in self._all():
-                    if one.is_master:
-                        one.view().copy_(one.tensor)
+                    one.write()
         finally:
             for one in self._all():
                 one.tensor.grad = None
@@ -250,6 +257,10 @@ class TorchShards:
         """See Shards.gathered."""
         for one in self._all():
             one.version = one.owner._version
+
+
+def _layout_now(parameter: torch.Tensor) -> Layout:
+    return Layout(tuple(parameter.shape), strides_of(parameter))
 
 
 def _cast(name: str, value: Any, tensor: torch.Tensor) -> Any:

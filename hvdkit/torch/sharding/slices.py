@@ -7,21 +7,23 @@ from dataclasses import dataclass
 import torch
 
 from hvdkit.engine.sharding.pieces import Piece
-from hvdkit.torch.layout import strides_of
+from hvdkit.torch.layout import arrange
 from hvdkit.torch.sharding.gradient import ShardedGradient
-from hvdkit.torch.sharding.state import flatten
+from hvdkit.torch.sharding.state import Layout, flatten
 
 
 @dataclass
 class Slice:
     """A piece of a parameter as the inner optimizer gets it.
 
-    piece: which. tensor: (count,), a view of the parameter's memory or, for a master weight, a float32 copy. address:
-    of the parameter's memory. version: of the parameter when the master weight was written to it. received: (count,),
-    the gradient in the parameter's dtype, where gradients are reduce-scattered.
+    piece: which, of the parameter's elements in the order of `layout`. tensor: (count,), a view of the parameter's
+    memory or a copy: for a master weight in float32, or since that memory has another order now. address: of the
+    parameter's memory; 0 for a copy. version: of the parameter when the master weight was written to it. received:
+    (count,), the gradient in the parameter's dtype, where gradients are reduce-scattered.
     """
 
     owner: torch.nn.Parameter
+    layout: Layout
     piece: Piece
     tensor: torch.nn.Parameter
     is_master: bool
@@ -39,19 +41,28 @@ class Slice:
         """Its number of elements."""
         return self.piece.count
 
-    def view(self) -> torch.Tensor:
-        """The piece in the parameter's memory."""
-        return flatten(self.owner.detach())[self.offset : self.offset + self.count]
+    def _values(self) -> torch.Tensor:
+        """The piece in the parameter's memory, or a copy where that has another order."""
+        return flatten(self.owner.detach(), self.layout.strides)[self.offset : self.offset + self.count]
 
     def renew(self) -> None:
         """Take note of values that others than this optimizer have written."""
         if self.is_master:
             if self.owner._version != self.version:
-                view = self.view()
-                self.tensor.data = torch.where(self.tensor.to(view.dtype) == view, self.tensor, view.float())
+                values = self._values()
+                self.tensor.data = torch.where(self.tensor.to(values.dtype) == values, self.tensor, values.float())
+        elif self.owner.stride() != self.layout.strides:
+            self.tensor.data, self.address = self._values().clone(), 0
         elif self.owner.data_ptr() != self.address:
-            self.tensor.data = self.view()
-            self.address = self.owner.data_ptr()
+            self.tensor.data, self.address = self._values(), self.owner.data_ptr()
+
+    def write(self) -> None:
+        """Give the parameter the piece's values, where `tensor` is a copy."""
+        if self.is_master or not self.address:
+            whole = arrange(self.owner.detach(), self.layout.strides)
+            flatten(whole)[self.offset : self.offset + self.count].copy_(self.tensor)
+            if self.owner.stride() != self.layout.strides:
+                self.owner.copy_(whole)
 
     def gradient(self) -> torch.Tensor | None:
         """The piece of the parameter's gradient, in the dtype of `tensor`."""
@@ -62,13 +73,16 @@ class Slice:
             assert self.received is not None
             return self.received.to(self.tensor.dtype)
         gradient = gradient.to_dense() if gradient.is_sparse else gradient.detach().resolve_conj()
-        flat = flatten(gradient, strides_of(self.owner))
+        flat = flatten(gradient, self.layout.strides)
         return flat[self.offset : self.offset + self.count].to(self.tensor.dtype)
 
 
-def make_slice(owner: torch.nn.Parameter, piece: Piece, *, master_weights: bool) -> Slice:
-    """The slice of a piece; in float32 for a float16 or bfloat16 parameter where it is to have master weights."""
-    view = flatten(owner.detach())[piece.offset : piece.offset + piece.count]
+def make_slice(owner: torch.nn.Parameter, layout: Layout, piece: Piece, *, master_weights: bool) -> Slice:
+    """The slice of a piece; in float32 for a float16 or bfloat16 parameter where it is to have master weights.
+
+    layout: of the parameter as it is now.
+    """
+    view = flatten(owner.detach(), layout.strides)[piece.offset : piece.offset + piece.count]
     is_master = master_weights and owner.dtype in (torch.float16, torch.bfloat16)
     tensor = torch.nn.Parameter(view.float() if is_master else view)
-    return Slice(owner, piece, tensor, is_master, owner.data_ptr(), owner._version)
+    return Slice(owner, layout, piece, tensor, is_master, owner.data_ptr(), owner._version)

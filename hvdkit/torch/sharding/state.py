@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from hvdkit.errors import HorovodInternalError
-from hvdkit.torch.layout import strides_of
+from hvdkit.torch.layout import arrange
 from hvdkit.torch.tensors import as_buffer, as_tensor
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
@@ -32,6 +33,19 @@ class PieceState:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The shape and strides of a parameter when it was divided; its memory may have another order now."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Its number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class _Elements:
     """Stands for a tensor with an element for each of the piece's; it is sent by itself."""
 
@@ -39,11 +53,11 @@ class _Elements:
 
 
 def gather_state(
-    transport: Transport, pieces: Sequence[PieceState], parameters: Sequence[torch.Tensor], root: int | None = None
+    transport: Transport, pieces: Sequence[PieceState], layouts: Sequence[Layout], root: int | None = None
 ) -> dict[int, dict[str, Any]]:
     """The whole state by the number of the parameter, in host memory; collective.
 
-    parameters: by number. root: the only rank that gets it, {} on the others; None for all. Raises
+    layouts: by number. root: the only rank that gets it, {} on the others; None for all. Raises
     HorovodInternalError where a piece is on no rank.
     """
     flat: list[torch.Tensor] = []
@@ -63,10 +77,10 @@ def gather_state(
     received = as_tensor(_collect(transport, joined, counts, root))
     if root is not None and root != transport.rank:
         return {}
-    _check_covered(parameters, [one for table, _ in tables for one in table])
+    _check_covered(layouts, [one for table, _ in tables for one in table])
     whole: dict[int, dict[str, Any]] = {}
     for (table, _), start in zip(tables, itertools.accumulate([0, *counts[:-1]]), strict=True):
-        _put(whole, parameters, table, received[start:])
+        _put(whole, layouts, table, received[start:])
     return dict(sorted(whole.items()))
 
 
@@ -78,7 +92,7 @@ def _collect(transport: Transport, joined: Buffer, counts: Sequence[int], root: 
     return transport.alltoall(joined, sent, received)
 
 
-def _check_covered(parameters: Sequence[torch.Tensor], table: Sequence[tuple[int, int, int, dict[str, Any]]]) -> None:
+def _check_covered(layouts: Sequence[Layout], table: Sequence[tuple[int, int, int, dict[str, Any]]]) -> None:
     """Raise HorovodInternalError where a piece of a parameter's state is on no rank."""
     counts = Counter[tuple[int, str]]()
     for number, _, count, entries in table:
@@ -86,41 +100,41 @@ def _check_covered(parameters: Sequence[torch.Tensor], table: Sequence[tuple[int
             if isinstance(value, _Elements):
                 counts[number, name] += count
     for (number, name), count in counts.items():
-        if count != parameters[number].numel():
+        if count != layouts[number].count:
             raise HorovodInternalError(
-                f"Of {name!r} of parameter {number} the ranks have {count} of {parameters[number].numel()} elements: "
+                f"Of {name!r} of parameter {number} the ranks have {count} of {layouts[number].count} elements: "
                 "ranks that had the others have ended. Load a state that state_dict() returned before."
             )
 
 
 def _put(
     whole: dict[int, dict[str, Any]],
-    parameters: Sequence[torch.Tensor],
+    layouts: Sequence[Layout],
     table: Sequence[tuple[int, int, int, dict[str, Any]]],
     data: torch.Tensor,
 ) -> None:
     """Put one rank's pieces into the whole. data: uint8, its tensors one after the other."""
     at = 0
     for number, offset, count, entries in table:
-        parameter, state = parameters[number], whole.setdefault(number, {})
+        layout, state = layouts[number], whole.setdefault(number, {})
         for name, value in entries.items():
             if not isinstance(value, _Elements):
                 state.setdefault(name, value)
                 continue
             if name not in state:
-                state[name] = torch.empty_strided(parameter.shape, strides_of(parameter), dtype=value.dtype)
+                state[name] = torch.empty_strided(layout.shape, layout.strides, dtype=value.dtype)
             nbytes = count * value.dtype.itemsize
             # Copied first: a view needs an address that suits the dtype.
             flatten(state[name])[offset : offset + count].copy_(data[at : at + nbytes].clone().view(value.dtype))
             at += nbytes
 
 
-def cut_state(state: State, parameter: torch.Tensor, offset: int, count: int) -> dict[str, Any]:
+def cut_state(state: State, layout: Layout, offset: int, count: int) -> dict[str, Any]:
     """What of a parameter's whole state belongs to a piece of it, in new memory."""
     cut = {}
     for name, value in state.items():
-        if is_elementwise(name, value, tuple(parameter.shape)):
-            cut[name] = flatten(value, strides_of(parameter))[offset : offset + count].clone()
+        if is_elementwise(name, value, layout.shape):
+            cut[name] = flatten(value, layout.strides)[offset : offset + count].clone()
         else:
             cut[name] = value.clone() if isinstance(value, torch.Tensor) else value
     return cut
@@ -133,7 +147,6 @@ def is_elementwise(name: str, value: Any, shape: tuple[int, ...]) -> bool:
 
 def flatten(tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
     """A dense tensor as (n,) in the order of its memory. strides: of the memory; a copy where they are others."""
-    if strides is not None and tensor.stride() != tuple(strides):
-        dense = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-        tensor = dense.copy_(tensor)
+    if strides is not None:
+        tensor = arrange(tensor, strides)
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
