@@ -49,9 +49,11 @@ from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
 from hvdkit.keras.callbacks import fit_agreement
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
+from hvdkit.keras.distributed import watch_loss_scale
 from hvdkit.keras.local_sgd import DiLoCo, LocalSGD
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.saved_models import load_model
+from hvdkit.keras.sharding.optimizer import refuse_swaps
 from hvdkit.keras.state import (
     allgather_object,
     broadcast_global_variables,
@@ -65,6 +67,8 @@ from hvdkit.tracking.progress import progress
 from hvdkit.tracking.tracker import track
 from hvdkit.training.schedules import linear_scale, square_root_scale
 
+watch_loss_scale()
+refuse_swaps()
 fit_agreement.install()
 validation.install()
 
