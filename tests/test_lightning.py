@@ -271,7 +271,7 @@ def _stop_early(how: str) -> tuple[int, int]:
     try:
         trainer = lightning.Trainer(
             accelerator="cpu",
-            strategy="hvdkit",
+            strategy=hvdkit.lightning.HvdkitStrategy(),
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

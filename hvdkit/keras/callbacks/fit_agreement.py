@@ -21,12 +21,13 @@ from hvdkit.engine.basics import is_initialized
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.named.submit import largest
-from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.backends import settle
 from hvdkit.keras.callbacks.early_stopping import EarlyStopping
 from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
 from hvdkit.keras.callbacks.start import BroadcastGlobalVariablesCallback
 from hvdkit.keras.distributed import Distributed, sync_of
+from hvdkit.keras.statistics import warn_of_statistics
+from hvdkit.keras.sync import GradientSync
 from hvdkit.log import logger
 
 _NAME = "stop of fit()"
@@ -171,9 +172,16 @@ def _warn_of_own_values(everyone: list[dict[str, float]]) -> bool:
 def _open(callbacks: Any) -> FitAgreement | None:
     """The agreement for a CallbackList; None where its ranks need none."""
     model = getattr(callbacks, "_model", None)
-    process_set, strategy = _trained_with(model, callbacks.callbacks)
-    if process_set is None or not is_initialized() or not process_set.included() or process_set.size() == 1:
+    sync = _find_sync(model)
+    if sync is None and not any(isinstance(one, BroadcastGlobalVariablesCallback) for one in callbacks.callbacks):
         return None
+    # Without a wrapped optimizer gradients may come from hvdkit's tape, in a train_step() of the script's.
+    process_set = global_process_set if sync is None else sync.process_set
+    if not is_initialized() or not process_set.included() or process_set.size() == 1:
+        return None
+    strategy = None if sync is None else sync.strategy
+    if sync is not None and process_set.group("fit()").transport.rank == 0:
+        warn_of_statistics(model, sync)
     if strategy is not None and not strategy.lockstep:
         return None
     every = 0 if isinstance(strategy, BackupSteps) else 1
@@ -182,16 +190,13 @@ def _open(callbacks: Any) -> FitAgreement | None:
     return FitAgreement(callbacks.callbacks, model, process_set, every)
 
 
-def _trained_with(model: Any, callbacks: list[Any]) -> tuple[ProcessSet | None, Strategy | None]:
-    """Which ranks train the model together, and how; (None, None) if this rank trains it alone."""
+def _find_sync(model: Any) -> GradientSync | None:
+    """What drives the strategy of the model's optimizer, also of one that is another attribute than `optimizer`."""
     for value in (getattr(model, "optimizer", None), *getattr(model, "__dict__", {}).values()):
         inner = getattr(value, "inner_optimizer", value) if isinstance(value, keras.optimizers.Optimizer) else None
         if isinstance(inner, Distributed):
-            sync = sync_of(inner)
-            return sync.process_set, sync.strategy
-    if any(isinstance(callback, BroadcastGlobalVariablesCallback) for callback in callbacks):
-        return global_process_set, None  # its gradients come from hvdkit's tape
-    return None, None
+            return sync_of(inner)
+    return None
 
 
 def install() -> None:
