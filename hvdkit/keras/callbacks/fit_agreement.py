@@ -24,7 +24,6 @@ from hvdkit.engine.named.submit import largest
 from hvdkit.keras.backends import settle
 from hvdkit.keras.callbacks.early_stopping import EarlyStopping
 from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
-from hvdkit.keras.callbacks.start import BroadcastGlobalVariablesCallback
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.statistics import warn_of_statistics
 from hvdkit.keras.sync import GradientSync
@@ -112,7 +111,9 @@ class FitAgreement:
         return {
             f"{type(callback).__name__} monitors {callback.monitor}": float(logs[callback.monitor])
             for callback in self._callbacks
-            if _monitors(callback) and not isinstance(callback, EarlyStopping) and callback.monitor in logs
+            if _monitors(callback)
+            and not isinstance(callback, EarlyStopping)
+            and np.ndim(logs.get(callback.monitor, ())) == 0
         }
 
 
@@ -173,14 +174,15 @@ def _open(callbacks: Any) -> FitAgreement | None:
     """The agreement for a CallbackList; None where its ranks need none."""
     model = getattr(callbacks, "_model", None)
     sync = _find_sync(model)
-    if sync is None and not any(isinstance(one, BroadcastGlobalVariablesCallback) for one in callbacks.callbacks):
+    if sync is None and not any(isinstance(callback, MetricAverageCallback) for callback in callbacks.callbacks):
         return None
-    # Without a wrapped optimizer gradients may come from hvdkit's tape, in a train_step() of the script's.
     process_set = global_process_set if sync is None else sync.process_set
     if not is_initialized() or not process_set.included() or process_set.size() == 1:
         return None
-    strategy = None if sync is None else sync.strategy
-    if sync is not None and process_set.group("fit()").transport.rank == 0:
+    if sync is None:  # the script's own train_step(), perhaps with hvdkit's tape, whose steps nobody has to take alike
+        return FitAgreement(callbacks.callbacks, model, process_set, 0)
+    strategy = sync.strategy
+    if process_set.group("fit()").transport.rank == 0:
         warn_of_statistics(model, sync)
     if strategy is not None and not strategy.lockstep:
         return None
