@@ -173,8 +173,8 @@ class _Within(Strategy):
 
 def test_a_strategy_says_whether_it_uses_the_parameters_values() -> None:
     assert not AllReduce().uses_values and not LateAverage().uses_values
-    assert PeriodicAverage().uses_values and type("After", (AllReduce,), {"after_step": print})().uses_values
-    assert not _Within(AllReduce()).uses_values and _Within(PeriodicAverage()).uses_values
+    assert PeriodicAverage(2).uses_values and type("After", (AllReduce,), {"after_step": print})().uses_values
+    assert not _Within(AllReduce()).uses_values and _Within(PeriodicAverage(2)).uses_values
 
 
 def _record() -> list[list[str]]:
