@@ -126,8 +126,7 @@ def metrics() -> None:
         ).history
         model.optimizer = hvd.DistributedOptimizer(model.optimizer)
         part = hvd.shard((x, y))
-        val_part = hvd.shard(val, evaluation=True)
-        assert len({len(one) for one in hvd.allgather_object(val_part[0][:, 0].tolist())}) == 2, "equal shards"
+        val_part = hvd.shard(val)  # a row is on two ranks
         seen = model.fit(
             *part,
             batch_size=8,
@@ -143,9 +142,41 @@ def metrics() -> None:
         for name in told:
             np.testing.assert_allclose(seen[name], told[name], rtol=2e-6, err_msg=name)
         exact = whole.evaluate(*val, batch_size=23, return_dict=True, verbose=0)
-        mine_alone = hvd.evaluate(model, *val_part, batch_size=23)
-        for name in exact:
-            np.testing.assert_allclose(mine_alone[name], exact[name], rtol=2e-6, err_msg=name)
+        tensors = [keras.ops.convert_to_tensor(array) for array in val]
+        parts: list[Any] = [
+            val_part,
+            hvd.shard(val, evaluation=True),
+            hvd.shard(tuple(tensors)),
+            (*val_part, np.ones(len(val_part[0]), "float32")),
+            (hvd.shard(_Rows(*val)),),
+        ]
+        assert len({len(one) for one in hvd.allgather_object(parts[1][0][:, 0].tolist())}) == 2, "equal shards"
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            parts.append((hvd.shard(tf.data.Dataset.from_tensor_slices(val).batch(1)),))
+        if keras.backend.backend() == "jax" and hvd.rank():
+            with raises(ValueError, "fewer rows for the evaluation than ranks"):
+                model.evaluate(*hvd.shard((val[0][:1], val[1][:1])))
+        for part in parts:
+            given = dict(zip(("x", "y", "sample_weight"), part, strict=False))
+            mine_alone = hvd.evaluate(model, **given, batch_size=None if len(part) == 1 else 23)
+            for name in exact if len(part) > 1 else exact.keys() - {"share"}:  # which is of the last batch
+                np.testing.assert_allclose(mine_alone[name], exact[name], rtol=2e-6, err_msg=name)
+
+
+class _Rows(keras.utils.PyDataset):
+    """Batches of one row."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index : index + 1], self.y[index : index + 1]
 
 
 class _Told(keras.callbacks.Callback):

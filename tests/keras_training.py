@@ -194,7 +194,11 @@ def mixed_precision(wrap_outer: bool, steps: int | None = None) -> None:
             inner = keras.optimizers.LossScaleOptimizer(make(), initial_scale=2.0**10)
             optimizer = hvd.DistributedOptimizer(inner)
         else:
-            optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(make()), initial_scale=2.0**10)
+
+            class Scaled(keras.optimizers.LossScaleOptimizer):
+                """Of the script's own."""
+
+            optimizer = Scaled(inner_optimizer=hvd.DistributedOptimizer(make()), initial_scale=2.0**10)
         fit(model, optimizer, mine(data), rows=ROWS)
         scales = hvd.allgather_object(float(np.array(optimizer.dynamic_scale)))
         assert set(scales) == {float(np.array(reference.optimizer.dynamic_scale))}

@@ -25,6 +25,26 @@ def test_callbacks_and_state(backend: str, check: str) -> None:
     run_check(2, backend, f"keras_loops:{check}")
 
 
+@each_backend_once_on_three
+@pytest.mark.parametrize("check", ["one_rank_stops", "not_a_number", "ordered"])
+def test_all_ranks_stop_together(backend: str, size: int, check: str) -> None:
+    run_check(size, backend, f"keras_stops:{check}")
+
+
+@pytest.mark.slow
+@each_backend_once_on_three
+@pytest.mark.parametrize("check", ["all_ranks_stop", "stopped_from_elsewhere"])
+def test_ways_to_stop(backend: str, size: int, check: str) -> None:
+    run_check(size, backend, f"keras_stops:{check}")
+
+
+@pytest.mark.slow
+@pytest.mark.native("Horovod's core has no such strategies")
+@each_backend_once_on_three
+def test_ranks_that_meet_now_and_then_stop(backend: str, size: int) -> None:
+    run_check(size, backend, "keras_stops:local_steps_stop")
+
+
 @pytest.mark.parametrize("backend", ["tensorflow"])
 def test_a_new_rank_begins_with_no_data(backend: str) -> None:
     run_check(2, backend, "keras_loops:replaced")

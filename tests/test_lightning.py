@@ -237,6 +237,64 @@ def _fit_twice() -> list[int]:
         assert not dist.is_initialized()  # another world may have other ranks
 
 
+def _stop_early(how: str) -> tuple[int, int]:
+    """Epochs and steps of a fit that the last rank alone has a reason to end."""
+    import lightning
+    import torch.distributed as dist
+
+    import hvdkit.lightning
+
+    class Small(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = make_model()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.model(batch[0]).square().mean()
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+            if how == "in a hook":
+                stop = hvd.rank() == hvd.size() - 1 and self.global_step == 3
+                self.trainer.should_stop |= self.trainer.strategy.reduce_boolean_decision(stop, all=False)
+
+        def on_train_epoch_end(self) -> None:
+            worse = hvd.rank() == hvd.size() - 1
+            self.log("seen", float(self.current_epoch) if worse else -float(self.current_epoch))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=RATE)
+
+    torch.set_num_threads(1)
+    hvd.init()
+    stopping = lightning.pytorch.callbacks.EarlyStopping("seen", patience=1, check_on_train_epoch_end=True)
+    try:
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            strategy=hvdkit.lightning.HvdkitStrategy(),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            max_epochs=4,
+            callbacks=[stopping] if how == "EarlyStopping" else [],
+        )
+        trainer.fit(Small(), DataLoader(make_data(), BATCH))
+        return trainer.current_epoch, trainer.global_step
+    finally:
+        dist.destroy_process_group()
+        hvd.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["EarlyStopping", "in a hook"])
+def test_all_ranks_stop_together(how: str) -> None:
+    pytest.importorskip("lightning")
+    first, *others = run_ranks(3, _stop_early, how)
+    assert others == [first] * 2
+    assert first[0] == 2 if how == "EarlyStopping" else first == (1, 3)
+
+
 @pytest.mark.slow
 def test_the_optimizer_of_an_earlier_fit_leaves_the_gradients_to_the_next_one() -> None:
     pytest.importorskip("lightning")

@@ -92,6 +92,8 @@ class _Done(Request):
 class _Messages:
     """A transport whose ranks have sent one request each, or none; keeps what they are sent."""
 
+    checks_ranks = True
+
     def __init__(self, rank: int, requests: dict[int, float]) -> None:
         self.rank, self.size, self._requests = rank, 4, requests
         self.told: dict[int, float] = {}

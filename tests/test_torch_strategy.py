@@ -158,6 +158,26 @@ class Recorder(NamedAverage):
         self.calls.append("detach")
 
 
+class _Within(Strategy):
+    """Has another strategy do all."""
+
+    uses_values = False
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner = inner
+        self.uses_values = inner.uses_values
+
+    def after_step(self) -> None:
+        """See Strategy.after_step."""
+        self.inner.after_step()
+
+
+def test_a_strategy_says_whether_it_uses_the_parameters_values() -> None:
+    assert not AllReduce().uses_values and not LateAverage().uses_values
+    assert PeriodicAverage(2).uses_values and type("After", (AllReduce,), {"after_step": print})().uses_values
+    assert not _Within(AllReduce()).uses_values and _Within(PeriodicAverage(2)).uses_values
+
+
 def _record() -> list[list[str]]:
     strategy, seen = Recorder(), []
 

@@ -157,10 +157,9 @@ class _Server:
         It goes on until ranks that shut down later have done so, as they close the transport together with this one.
         """
         self._leaving = at_once or self._failure is not None
-        tells_of_ends = type(self._transport).check is not Transport.check
         while self._thread.is_alive() and not self._leaving:
             self._thread.join(_END_S)
-            self._leaving = self._failure is not None or not tells_of_ends
+            self._leaving = self._failure is not None or not self._transport.checks_ranks
         self._thread.join(2 * _END_S)  # the transport must not be closed under it
         return not self._thread.is_alive() and self._failure is None and not at_once
 

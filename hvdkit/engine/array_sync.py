@@ -53,7 +53,7 @@ class ArraySync:
 
     group: the ranks that train together. tensors: in the order in which all ranks have them. compute_threads: that this
     rank computes with, 0 for as many as it has cores. values: of the parameters, (n,) each in the dtype's storage, for
-    a strategy that uses_values().
+    a strategy with uses_values.
     Opened by all ranks together; raises PlanMismatchError where their tensors differ, HorovodInternalError where some
     rank does something else, has left or has joined.
     """
@@ -189,8 +189,3 @@ def _multiply(gradient: Array, dtype: str, weight: float) -> Array:
     out = np.empty_like(gradient)
     _arithmetic.combine(Buffer(out, dtype), [Buffer(gradient, dtype)], scale=weight)
     return out
-
-
-def uses_values(strategy: Strategy) -> bool:
-    """Does it read or write the parameters' values? Then adapters whose steps are compiled hand them over."""
-    return type(strategy).after_step is not Strategy.after_step

@@ -62,6 +62,14 @@ class Strategy:
     equal_replicas: bool = True
     #: Do all ranks take every step together? Where not, nothing that asks all ranks may come with a step.
     lockstep: bool = True
+    #: Does it read or write the parameters' values? Then adapters whose steps are compiled hand them over, and call
+    #: after_step(). True in a class that defines after_step(), unless the class says otherwise.
+    uses_values: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "after_step" in cls.__dict__ and "uses_values" not in cls.__dict__:
+            cls.uses_values = True
 
     @property
     def statistics(self) -> Statistics:

@@ -40,17 +40,20 @@ from hvdkit.engine.built import (
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
-from hvdkit.keras import callbacks, checkpoint, distribution, elastic
+from hvdkit.keras import callbacks, checkpoint, distribution, elastic, validation
 from hvdkit.keras.asynchronous import AsynchronousOptimizer
 from hvdkit.keras.averages import average_metrics, evaluate
 from hvdkit.keras.backup_steps import BackupSteps
 from hvdkit.keras.balanced_dataset import BalancedDataset
 from hvdkit.keras.basics import cuda_built, describe, init, rocm_built
+from hvdkit.keras.callbacks import fit_agreement
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.data import shard
+from hvdkit.keras.distributed import watch_loss_scale
 from hvdkit.keras.local_sgd import DiLoCo, LocalSGD
 from hvdkit.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdkit.keras.saved_models import load_model
+from hvdkit.keras.sharding.optimizer import refuse_swaps
 from hvdkit.keras.state import (
     allgather_object,
     broadcast_global_variables,
@@ -63,6 +66,11 @@ from hvdkit.profiling.session import profile, scaling_report
 from hvdkit.tracking.progress import progress
 from hvdkit.tracking.tracker import track
 from hvdkit.training.schedules import linear_scale, square_root_scale
+
+watch_loss_scale()
+refuse_swaps()
+fit_agreement.install()
+validation.install()
 
 __all__ = [
     "Adasum",

@@ -17,23 +17,12 @@ from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.optimizer import wrap_optimizer
 from hvdkit.keras.settings import Settings
 from hvdkit.keras.state import sync_state
-from hvdkit.keras.statistics import average_statistics, warn_of_statistics
+from hvdkit.keras.statistics import average_statistics
 from hvdkit.keras.values import barrier
 
 
 class FinishedOptimizer(Distributed):
     """Mixed in before the class of an optimizer that updates variables."""
-
-    def build(self, variables: Any) -> None:
-        """The optimizer's own."""
-        super().build(variables)
-        self._hvdkit_warn(variables)
-
-    def _hvdkit_warn(self, variables: Any) -> None:
-        """Warn of moving statistics that nobody averages."""
-        sync = sync_of(self)
-        if sync.model is None and isinstance(sync.strategy, Asynchronous):
-            warn_of_statistics(variables, "AsynchronousOptimizer", "finish")
 
     def finish(self) -> None:
         """Wait until all ranks call it; afterwards their variables are equal; collective. Steps may follow.
@@ -120,9 +109,6 @@ def wrap_finished(
 
 
 def know_model(optimizer: Any, model: keras.Model | None) -> Any:
-    """Tell a wrapped optimizer whose variables it trains; warns where it is not told, and is built already."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    sync_of(inner).model = model
-    if inner.built:
-        inner._hvdkit_warn(inner._trainable_variables)
+    """Keep the model whose variables a wrapped optimizer trains, if it is given; returns the optimizer."""
+    sync_of(getattr(optimizer, "inner_optimizer", optimizer)).model = model
     return optimizer

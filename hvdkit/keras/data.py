@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from hvdkit.engine import runtime as engine
+from hvdkit.keras.validation import note_repeated
 from hvdkit.training.sharding import Indices, check_uneven, plan_order, split_for_evaluation, split_for_training
 
 Uneven = Literal["pad", "drop"]
@@ -29,9 +30,10 @@ def shard(
     evaluation: False: every rank gets the same number of elements, so that all ranks take the same number of steps, and
     elements are dealt out in turn, so that the batches of all ranks together are those of one process. True: every
     element is on exactly one rank, and the numbers of elements may differ by one; use hvd.evaluate() or
-    MetricAverageCallback, which weight by samples.
+    MetricAverageCallback, which weight by samples. predict() needs True, if each row is to be predicted once.
     uneven: in training, if the number of elements is not a multiple of the number of ranks, "pad" repeats a few
-    elements and "drop" leaves a few out.
+    elements and "drop" leaves a few out. fit(validation_data=...), evaluate() and hvd.evaluate() leave out what "pad"
+    has repeated, if they are given what this function returned, and not something made from it.
     rank, size: this rank and the number of ranks; None: those of the job.
 
     Raises NotInitializedError before init() if rank or size is None, TypeError for another type of data, ValueError for
@@ -43,13 +45,23 @@ def shard(
         rank = world.rank if rank is None else rank
         size = world.size if size is None else size
     if isinstance(data, keras.utils.PyDataset):
-        return _ShardedPyDataset(data, _pick(len(data), evaluation, uneven, rank, size))
+        batches = _pick(len(data), evaluation, uneven, rank, size)
+        part = _ShardedPyDataset(data, batches)
+        repeats = _repeats(len(data), evaluation, uneven, rank, size)
+        return note_repeated(part, lambda _: _ShardedPyDataset(data, batches[:-1])) if repeats else part
     if hasattr(data, "cardinality") and hasattr(data, "shard"):
         return _shard_tf(data, evaluation, uneven, rank, size)
-    mine = _pick(
-        count_rows(data, "shard()", "arrays, a PyDataset or a tf.data.Dataset"), evaluation, uneven, rank, size
-    )
-    return take_rows(data, mine)
+    length = count_rows(data, "shard()", "arrays, a PyDataset or a tf.data.Dataset")
+    part = take_rows(data, _pick(length, evaluation, uneven, rank, size))
+    if _repeats(length, evaluation, uneven, rank, size):
+        for array in keras.tree.flatten(part):
+            note_repeated(array, lambda array: array[:-1])
+    return part
+
+
+def _repeats(length: int, evaluation: bool, uneven: Uneven, rank: int, size: int) -> bool:
+    """Is the last element of the part one that another rank has too?"""
+    return not evaluation and uneven == "pad" and 0 < length % size <= rank
 
 
 def count_rows(data: Any, who: str, takes: str) -> int:
@@ -97,7 +109,9 @@ def _shard_tf(data: Any, evaluation: bool, uneven: Uneven, rank: int, size: int)
         )
     if uneven == "drop":
         return data.take(count // size * size).shard(size, rank)
-    return data.concatenate(data.take(-count % size)).shard(size, rank)
+    part = data.concatenate(data.take(-count % size)).shard(size, rank)
+    repeats = _repeats(count, evaluation, uneven, rank, size)
+    return note_repeated(part, lambda _: data.shard(size, rank)) if repeats else part
 
 
 class _ShardedPyDataset(keras.utils.PyDataset):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from typing import Any
 
 import keras
@@ -54,16 +54,6 @@ class Distributed:
         """Leave the gradient of this variable on this rank; see PartialDistributedOptimizer."""
         sync_of(self).add_local(var)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name != "loss_scale_factor":
-            return
-        # compile() puts the optimizer of a mixed_float16 model into a LossScaleOptimizer by itself, and this is all
-        # that the optimizer sees of it. That one decides whether a step is skipped, so it has to ask the other ranks.
-        outer = sys._getframe(1).f_locals.get("self")
-        if isinstance(outer, keras.optimizers.LossScaleOptimizer) and not isinstance(outer, self._hvdkit_loss_scale()):
-            mix_in(outer, self._hvdkit_loss_scale(), sync_of(self))
-
     def _hvdkit_loss_scale(self) -> type:
         """What is mixed in before a LossScaleOptimizer around this optimizer."""
         return DistributedLossScale
@@ -101,6 +91,24 @@ class DistributedLossScale:
     def check_finite(self, grads: Any) -> Any:
         """Are the gradients finite on all ranks?"""
         return sync_of(self).agree(super().check_finite(grads))  # type: ignore[misc]
+
+
+def watch_loss_scale() -> None:
+    """Have every LossScaleOptimizer that is made around a distributed optimizer ask the other ranks.
+
+    compile() makes one by itself for a model of mixed_float16. It decides whether a step is skipped.
+    """
+    kind = keras.optimizers.LossScaleOptimizer
+    own = kind.__init__
+
+    @functools.wraps(own)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        own(self, *args, **kwargs)
+        inner = self.inner_optimizer
+        if isinstance(inner, Distributed) and not isinstance(self, inner._hvdkit_loss_scale()):
+            mix_in(self, inner._hvdkit_loss_scale(), sync_of(inner))
+
+    kind.__init__ = init
 
 
 def build_if_needed(optimizer: Any, variables: list[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.state import broadcast_object, saved_variables, sync_state
-from hvdkit.keras.statistics import average_statistics, warn_of_statistics
+from hvdkit.keras.statistics import average_statistics
 
 
 class PeriodicOptimizer(Distributed):
@@ -19,16 +19,6 @@ class PeriodicOptimizer(Distributed):
         strategy = sync_of(self).strategy
         assert isinstance(strategy, PeriodicAverage)
         return strategy
-
-    def build(self, variables: Any) -> None:
-        """The optimizer's own."""
-        super().build(variables)
-        self._hvdkit_warn(variables)
-
-    def _hvdkit_warn(self, variables: Any) -> None:
-        """Warn of moving statistics that nobody averages."""
-        if sync_of(self).model is None:
-            warn_of_statistics(variables, type(self.strategy).__name__, "synchronize_parameters")
 
     def synchronize_parameters(self) -> None:
         """Make the variables equal on all ranks now, and what the `model` does not train; collective.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-from typing import Any
-
 import keras
 import numpy as np
 
+from hvdkit.asynchronous.asynchronous import Asynchronous
+from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine.reduce_op import Average
 from hvdkit.keras.sync import GradientSync
 from hvdkit.keras.values import allreduce
@@ -33,15 +32,17 @@ def average_statistics(sync: GradientSync) -> None:
         at += value.size
 
 
-def warn_of_statistics(variables: Any, call: str, cure: str) -> None:
-    """Warn where the optimizer trains a BatchNormalization, whose moving statistics are then each rank's own.
-
-    cure: the optimizer's method that averages them if the model is known.
-    """
-    trained = {id(variable) for variable in variables}
-    # An optimizer does not know its layers.
-    layers = [one for one in gc.get_objects() if issubclass(type(one), keras.layers.BatchNormalization)]
-    if any(id(weight) in trained for layer in layers for weight in layer.trainable_weights):
+def warn_of_statistics(model: keras.Model, sync: GradientSync) -> None:
+    """Warn where a model that is trained without model= has BatchNormalization, and ranks step on their own."""
+    if sync.model is not None:
+        return
+    if isinstance(sync.strategy, PeriodicAverage):
+        call, cure = type(sync.strategy).__name__, "synchronize_parameters"
+    elif isinstance(sync.strategy, Asynchronous):
+        call, cure = "AsynchronousOptimizer", "finish"
+    else:
+        return
+    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in model._flatten_layers()):
         logger.warning(
             "hvd.%s: the model has BatchNormalization, whose moving statistics are of each rank's own batches. Pass "
             "model=model, so that optimizer.%s() averages them, or use layers without moving statistics "

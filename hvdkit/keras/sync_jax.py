@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower, ArraySync, uses_values
+from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower, ArraySync
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_device import DeviceReduction, open_device_reduction
@@ -115,7 +115,7 @@ class _Variables:
     def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
         self._settings, self._variables, self._names = settings, list(variables), name_variables(variables)
         self._strategy = settings.make_strategy()
-        self._uses_values = uses_values(self._strategy)
+        self._uses_values = self._strategy.uses_values
         self._sync: ArraySync | None = None
         self._device: DeviceReduction | None = None
         self._traced = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.array_sync import ArrayFollower, ArraySync, uses_values
+from hvdkit.engine.array_sync import ArrayFollower, ArraySync
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Strategy
@@ -29,7 +29,7 @@ _OR_AT_ONCE = (
 class ArrayGradients:
     """The dense gradients of one list of variables; opened by all ranks together.
 
-    read_values: reads the variables' values, also while a graph is traced or runs, for a strategy that uses_values().
+    read_values: reads the variables' values, also while a graph is traced or runs, for a strategy with uses_values.
     Raises PlanMismatchError where the ranks' variables differ.
     """
 
@@ -41,7 +41,7 @@ class ArrayGradients:
         read_values: Callable[[], Sequence[Any]],
     ) -> None:
         self._specs, self._overlaps = list(specs), strategy.overlaps_backward
-        self._read_values = read_values if uses_values(strategy) else tuple
+        self._read_values = read_values if strategy.uses_values else tuple
         tensors = [TensorSpec(spec.name, _count(spec.shape), spec.dtype, shape=spec.shape) for spec in specs]
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         self._sync = ArraySync(group, tensors, strategy, compute_threads=threads, values=self._values())

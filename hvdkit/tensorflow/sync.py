@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower, uses_values
+from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower
 from hvdkit.engine.groups import Group, ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.strategy import Strategy
@@ -56,7 +56,7 @@ class GradientSync:
         self.number = next(_numbers)  # the same on all ranks, as they make them in the same order
         self.strategy = strategy
         self._specs = describe(variables) if specs is None else tuple(specs)
-        self._variables = list(variables) if uses_values(strategy) else []
+        self._variables = list(variables) if strategy.uses_values else []
         for spec in self._specs:
             strategy.check(f"the variable {spec.name}", spec.dtype)
         self._process_set = process_set
@@ -142,7 +142,7 @@ class GradientSync:
             raise ValueError(CANNOT_FOLLOW)
 
     def after_step(self, due: Any = True) -> None:
-        """Let the strategy change the variables, now that the optimizer has stepped; collective, see uses_values().
+        """Let a strategy with uses_values change the variables, now that the optimizer has stepped; collective.
 
         due: whether the optimizer has stepped, which all ranks say alike.
         """

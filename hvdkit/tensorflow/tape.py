@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.array_sync import uses_values
 from hvdkit.engine.compression import Coded, wire_of
 from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
@@ -189,7 +188,7 @@ def _check_strategy(strategy: Strategy, op: ReduceOp, predivides: bool, compress
     refuse_contradictions(
         strategy, {"op": op is not Average, "gradient_predivide_factor": predivides, "compression": compresses}
     )
-    if uses_values(strategy):
+    if strategy.uses_values:
         raise ValueError(
             f"DistributedGradientTape(): the strategy {type(strategy).__name__} changes parameters after the "
             f"optimizer's step, and a tape has no such step. Use hvdkit.tensorflow.DistributedOptimizer(strategy=...)."

@@ -9,7 +9,6 @@ import torch
 from hvdkit.asynchronous.asynchronous import Asynchronous, choose_asynchronous
 from hvdkit.asynchronous.backup_steps import BackupSteps
 from hvdkit.engine.groups import ProcessSet, global_process_set
-from hvdkit.torch.local_sgd import warn_of_statistics
 from hvdkit.torch.ops import barrier
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
 from hvdkit.torch.plain_copies import change_class
@@ -77,7 +76,5 @@ def AsynchronousOptimizer(
         process_set=process_set,
         strategy=strategy,
     )
-    if strategy is not None:
-        warn_of_statistics(wrapped, "AsynchronousOptimizer", "Use")
     change_class(wrapped, AsynchronousWrapped, wrapped._parameter_names, {"_hvdkit_set": process_set})
     return wrapped

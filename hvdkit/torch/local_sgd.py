@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdkit.asynchronous import diloco, local_sgd
 from hvdkit.asynchronous.outer import OuterSGD
@@ -17,11 +15,9 @@ from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.request import gradient_options
-from hvdkit.log import logger
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
 from hvdkit.torch.strategies import TorchAllReduce
-from hvdkit.torch.sync_batch_norm import SyncBatchNorm
 
 
 def LocalSGD(
@@ -116,26 +112,4 @@ def _wrap(
     )
     if model is not None:
         wrapped._hvdkit_buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    else:
-        warn_of_statistics(wrapped, type(strategy).__name__)
     return wrapped
-
-
-_MODEL = "Pass model=model, so that optimizer.synchronize_parameters() averages them, or use"
-
-
-def warn_of_statistics(optimizer: torch.optim.Optimizer, call: str, cure: str = _MODEL) -> None:
-    """Warn where the optimizer trains a BatchNorm, whose running statistics are then each rank's own."""
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    # An optimizer does not know its modules.
-    layers = [one for one in gc.get_objects() if issubclass(type(one), _BatchNorm)]
-    if any(
-        id(layer.weight) in trained and layer.track_running_stats and not isinstance(layer, SyncBatchNorm)
-        for layer in layers
-    ):
-        logger.warning(
-            "hvd.%s: the model has BatchNorm, whose running statistics are of each rank's own batches. %s layers "
-            "without running statistics (GroupNorm, LayerNorm).",
-            call,
-            cure,
-        )

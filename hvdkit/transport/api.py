@@ -48,6 +48,8 @@ class Transport(ABC):
     shards: int = 1
     arithmetic: Arithmetic
     between: BetweenHosts | None = None
+    #: Does check() look whether ranks have ended?
+    checks_ranks: bool = False
 
     @abstractmethod
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:

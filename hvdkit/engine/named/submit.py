@@ -65,9 +65,14 @@ def collective_step(
 
 def all_true(group: Group, flag: bool, name: str) -> bool:
     """Is it true on all ranks of the group? Collective; raises what do() raises."""
-    smallest = Buffer(np.array([flag], np.int32), "int32")
-    do(group, "allreduce", name, [("int32", (1,))], [smallest], _write_options("min", 1.0, 1.0))
-    return bool(smallest.array[0])
+    return not largest(group, int(not flag), name)
+
+
+def largest(group: Group, number: int, name: str) -> int:
+    """The largest number (int32) of the ranks of the group. Collective; raises what do() raises."""
+    buffer = Buffer(np.array([number], np.int32), "int32")
+    do(group, "allreduce", name, [("int32", (1,))], [buffer], _write_options("max", 1.0, 1.0))
+    return int(buffer.array[0])
 
 
 def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,22 +177,6 @@ class ShardedOptimizer(Distributed):
             return clip_by_global_norm(grads, limit, add)
         return super(Distributed, self)._clip_gradients(grads)  # type: ignore[misc]
 
-    @property
-    def _model_variables_moving_average(self) -> Any:
-        if type(sys._getframe(1).f_locals.get("self")).__name__ == "SwapEMAWeights":
-            raise ValueError(
-                "SwapEMAWeights cannot swap weights with averages that are divided among the ranks (shard=...). At its "
-                "end fit() gives the model the averages; to do so before, call optimizer.finalize_variable_values("
-                "model.trainable_variables) on all ranks."
-            )
-        if "_hvdkit_averages" not in self.__dict__:
-            raise AttributeError("_model_variables_moving_average")
-        return self.__dict__["_hvdkit_averages"]
-
-    @_model_variables_moving_average.setter
-    def _model_variables_moving_average(self, averages: Any) -> None:
-        self.__dict__["_hvdkit_averages"] = averages
-
     def finalize_variable_values(self, var_list: Any) -> None:
         """The optimizer's own: with use_ema, give the variables their averages; collective.
 
@@ -261,6 +245,24 @@ def find_sharded(optimizer: Any) -> ShardedOptimizer | None:
     """The optimizer whose state is divided: this one or that in a LossScaleOptimizer; None where it is whole."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ShardedOptimizer) else None
+
+
+def refuse_swaps() -> None:
+    """Have keras.callbacks.SwapEMAWeights refuse a model whose averages are divided among the ranks."""
+    own = keras.callbacks.SwapEMAWeights.set_model
+
+    @functools.wraps(own)
+    def set_model(self: Any, model: Any) -> None:
+        own(self, model)
+        optimizer = getattr(model, "optimizer", None)
+        if any(find_sharded(one) is not None for one in (optimizer, *getattr(optimizer, "optimizers", ()))):
+            raise ValueError(
+                f"{type(self).__name__} cannot swap weights with averages that are divided among the ranks "
+                f"(shard=...). At its end fit() gives the model the averages; to do so before, call "
+                f"optimizer.finalize_variable_values(model.trainable_variables) on all ranks."
+            )
+
+    keras.callbacks.SwapEMAWeights.set_model = set_model
 
 
 def may_come_later() -> bool:

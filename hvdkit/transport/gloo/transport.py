@@ -119,6 +119,7 @@ class GlooTransport(BaseTransport):
 
     name = "gloo"
     backend = "gloo"
+    checks_ranks = True
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class SharedMemoryTransport(Transport):
     """
 
     name = "shared_memory"
+    checks_ranks = True
 
     def __init__(
         self,
