@@ -6,7 +6,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -306,7 +306,7 @@ def test_closures_see_reduced_gradients(name: str) -> None:
     _alike(_on(2, _closure, name))
 
 
-_DENSE_AT = {  # by step: the ranks whose gradient is dense
+_DENSE_AT: dict[str, dict[int, tuple[int, ...]]] = {  # by step: the ranks whose gradient is dense
     "later": {2: (0, 1, 2), 3: (0, 1, 2)},
     "first": {0: (0, 1, 2), 1: (0, 1, 2)},
     "on one rank": {1: (1,), 2: (0,), 4: (2,)},
@@ -326,7 +326,8 @@ def _mixed(case: str) -> float:
         for step in range(6):
             dense = _DENSE_AT[case].get(step, ())
             rows = torch.randint(0, 11, (size, 4), generator=torch.Generator().manual_seed(step))
-            for one, other, ranks in ((model, optimizer, [rank]), (alone, plain, range(size))):
+            sides: Any = ((model, optimizer, [rank]), (alone, plain, range(size)))
+            for one, other, ranks in sides:
                 other.zero_grad()
                 losses = []
                 for each in ranks:
@@ -335,7 +336,7 @@ def _mixed(case: str) -> float:
                     losses.append(one[1](table(rows[each])).square().sum() + penalty)
                 (sum(losses) / len(losses)).backward()
                 other.step()
-            gradients = [each[0].weight.grad for each in (model, alone)]  # type: ignore[union-attr]
+            gradients: list[Any] = [cast(Any, each[0]).weight.grad for each in (model, alone)]
             found = max(found, float((gradients[0].to_dense() - gradients[1].to_dense()).abs().max()))
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
         return max(found, *(float((one - two).detach().abs().max()) for one, two in pairs))

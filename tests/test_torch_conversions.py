@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def _step(model: Any, optimizer: Any, step: int, ranks: range) -> None:
 
 def _last(model: nn.Module) -> None:
     """Convert to channels last, and one square matrix to its transpose without any other memory."""
-    model.to(memory_format=torch.channels_last)
+    cast(Any, model).to(memory_format=torch.channels_last)
     square = next(each for each in model.parameters() if each.dim() == 2)
     square.data = square.data.t().contiguous().t()
 
@@ -135,7 +135,7 @@ def test_values_in_another_order_are_refused() -> None:
 def _refused(form: str, arguments: dict[str, Any]) -> None:
     with joined():
         mine = range(hvd.rank(), hvd.rank() + 1)
-        model = _make()
+        model: Any = _make()
         optimizer = _wrap(model, "SGD", form, **arguments)
         _step(model, optimizer, 0, mine)
         optimizer.zero_grad()
@@ -190,7 +190,9 @@ def _planned_anew() -> float:
                 plain.load_state_dict(state)
             for one, other, ranks in ((model, optimizer, range(hvd.rank(), hvd.rank() + 1)), (alone, plain, range(3))):
                 inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
-                mine = torch.cat([inputs[2 * rank : 2 * rank + 2] for rank in ranks]).to(model[0].weight.dtype)
+                mine = torch.cat([inputs[2 * rank : 2 * rank + 2] for rank in ranks]).to(
+                    cast(Any, model[0]).weight.dtype
+                )
                 other.zero_grad()
                 one(mine).square().mean().backward()
                 other.step()
