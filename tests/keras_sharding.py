@@ -79,7 +79,7 @@ def _train(spec: dict[str, Any], shard: str, *, alone: bool) -> None:
         assert_alike(parts, reference)
 
 
-class _Factor(keras.layers.Layer):  # type: ignore[misc]
+class _Factor(keras.layers.Layer):
     """A layer of one number, a variable without dimensions."""
 
     def build(self, _: Any) -> None:
@@ -321,7 +321,7 @@ def _part(part: int) -> tuple[Any, Any]:
     return random.randn(3 * _BATCHES, 12).astype("float32"), random.randn(3 * _BATCHES, 5).astype("float32")
 
 
-class Momentum(keras.optimizers.Optimizer):  # type: ignore[misc]
+class Momentum(keras.optimizers.Optimizer):
     """An optimizer of one's own, which treats every element by itself."""
 
     def build(self, variables: Any) -> None:
