@@ -35,7 +35,7 @@ _PROJECTS = sorted(ROOT.glob("packages/*/pyproject.toml"))
 for project in _PROJECTS:
     write_metadata(project, _METADATA)
 sys.path.append(str(_METADATA))
-_PATHS = [ROOT / "tests" / "quick_start", *(project.parent for project in _PROJECTS), _METADATA]
+_PATHS = [ROOT / "tests" / "support" / "quick_start", *(project.parent for project in _PROJECTS), _METADATA]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*map(str, _PATHS), os.environ.get("PYTHONPATH")]))
 
 # Times on a busy machine say nothing about the code.

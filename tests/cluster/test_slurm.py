@@ -155,7 +155,7 @@ def test_a_job_that_is_warned_saves_is_requeued_and_goes_on_and_one_that_is_canc
 
 @pytest.mark.slow
 def test_a_job_that_srun_starts_is_started_again_when_a_rank_is_killed(slurm: Slurm, tmp_path: Path) -> None:
-    script = f"{sys.executable} {ROOT}/tests/elastic_script.py {tmp_path}/killed"
+    script = f"{sys.executable} {ROOT}/tests/support/elastic_script.py {tmp_path}/killed"
     options = f"--launcher srun --elastic --elastic-checkpoints {tmp_path}/kept --elastic-save-s 0"
     code, output = slurm.batch(tmp_path, f"{HVDRUN} {options} {script}", "--nodes=2", "--ntasks-per-node=1")
     assert code == 0, output
