@@ -18,6 +18,7 @@ from tensorflow_world import in_mode, joined
 
 import hvdkit.tensorflow as hvd
 from hvdkit.common import util
+from hvdkit.tensorflow.array_gradients import ArrayGradients
 from hvdkit.tensorflow.tape import _syncs
 
 
@@ -151,11 +152,13 @@ def refusals() -> None:
             loss = variable * 2
         distributed = hvd.DistributedGradientTape(tape)
         for name in ("jacobian", "batch_jacobian"):
-            _fails(functools.partial(getattr(distributed, name), loss, variable), f"Call {name}() of the tape that you")
+            call = functools.partial(getattr(distributed, name), loss, variable)
+            _fails(call, f"Call {name}() of the tape that you wrapped")
         np.testing.assert_array_equal(tape.jacobian(loss, variable), [[2.0]])
         for shape in (None, [None]):
             free = tf.Variable([1.0], name="free", shape=tf.TensorShape(shape))
-            _fails(functools.partial(distributed.gradient, loss, [variable, free]), "free has shape", "without shape=")
+            call = functools.partial(distributed.gradient, loss, [variable, free])
+            _fails(call, "free has shape", "without shape=")
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.complex(variable, variable))
         _fails(lambda: hvd.DistributedGradientTape(tape).gradient(loss, [tf.Variable([1j])]), "complex")
@@ -336,14 +339,14 @@ def two_threads(mode: str) -> None:
             failed.append(True)
 
         (sync,) = (one for key, one in _syncs.items() if key[0][0].name == "shared" and one._gradients)
-        working = cast(Any, sync._gradients)._sync.one_step._working
+        assert isinstance(sync._gradients, ArrayGradients)
+        working = sync._gradients._sync.one_step._working
         thread = threading.Thread(target=wait_for_the_others)
         thread.start()
-        steady = False
-        while not steady:
-            before = working.locked()
-            thread.join(0.2)
-            steady = before and working.locked()
+        seen = 0
+        while seen < 20:  # in a row: it waits for the other ranks
+            thread.join(0.01)
+            seen = seen + 1 if working.locked() else 0
         _fails(step, "twice at once", "(shared)")
         hvd.barrier()
         thread.join()

@@ -43,11 +43,11 @@ def test_a_step_between_the_parts_of_another_one_is_found(parts: Sequence[tuple[
         do(step, ("other", True, True))
 
 
+def fails() -> pytest.RaisesExc[HorovodInternalError]:
+    return pytest.raises(HorovodInternalError, match="twice at once")
+
+
 def test_a_step_within_a_part_of_another_one_fails_both() -> None:
-    step, error = OneStep(["a"]), HorovodInternalError
-    with (
-        pytest.raises(error, match="twice at once"),
-        step.part("one", first=True, last=True),
-        pytest.raises(error, match="twice at once"),
-    ):
+    step = OneStep(["a"])
+    with fails(), step.part("one", first=True, last=True), fails():
         do(step, ("other", True, True))
