@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.wire import connect_to_hvdrun, probe_hvdrun
+from hvdkit.launch.job.accept_loop import AcceptLoop
 from hvdkit.launch.job.authenticated_server import HANDSHAKES, AuthenticatedServer, raise_file_limit
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.ranks import Ranks
@@ -133,6 +135,28 @@ def test_strangers_who_say_nothing_keep_no_agent_out(files: int, count: int) -> 
         hvdrun.kill()
         hvdrun.wait()
         restore()
+
+
+async def _close_while_strangers_are_dropped() -> None:
+    async def serve(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    for number in range(20):
+        loop = AcceptLoop(serve, 2, 64)
+        listener = socket.create_server(("127.0.0.1", 0))
+        loop.listen([listener])
+        loop.start()
+        loop._grace_s = 0.001
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(socket.create_connection(listener.getsockname()))
+            await asyncio.sleep(0.01 + number / 5000)
+            time.sleep(0.003)  # so that a time limit of the loop ends as it is cancelled
+            await asyncio.wait_for(loop.close(), 20)
+
+
+def test_a_server_closes_while_it_drops_strangers() -> None:
+    asyncio.run(_close_while_strangers_are_dropped())
 
 
 def test_hvdrun_listens_only_where_the_other_hosts_reach_it() -> None:

@@ -219,8 +219,8 @@ def load_evil(directory: Path) -> str:
                     torch.save({"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}}, folder / "state.pt")
                 elif number == 4:
                     torch.save({"model": model.state_dict()}, folder / "state.pt")
-                random: list[Any] = [{}] if number == 4 else []  # of rank 0 only
-                (folder / "values.json").write_text(json.dumps({"values": {}, "random": random}))
+                values: dict[str, Any] = {"values": {}, "random": [{}] * (number == 4)}  # of rank 0 only
+                (folder / "values.json").write_text(json.dumps(values))
                 shelf.commit(folder, {})
         hvd.barrier()
         said = ""

@@ -94,8 +94,7 @@ class AcceptLoop:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            await self._make_room()
+        while await self._make_room():
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # who came has gone again, or there is no room for another file
@@ -108,13 +107,15 @@ class AcceptLoop:
             task.add_done_callback(self._forget)
             await asyncio.sleep(0)
 
-    async def _make_room(self) -> None:
-        while len(self._unproven) >= self._most:
+    async def _make_room(self) -> bool:
+        """Wait until one more may be accepted; False after stop(), whose cancel() may be lost as wait_until() ends."""
+        while self.sockets and len(self._unproven) >= self._most:
             left = next(iter(self._unproven.values())) + self._grace_s - asyncio.get_running_loop().time()
             if left <= 0:
                 self._drop_oldest(1)
                 left = self._grace_s
             await self._fewer.wait_until(lambda: len(self._unproven) < self._most, left)
+        return bool(self.sockets)
 
     def _drop_oldest(self, count: int) -> None:
         for task in list(self._unproven)[:count]:
