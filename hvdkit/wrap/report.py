@@ -25,7 +25,7 @@ class Report:
         return [(kind, "\n".join(self.rows[kind])) for kind in self.KINDS if self.rows.get(kind)]
 
     def show(self, *, here: bool) -> None:
-        """Show the table once, on stderr. here: by this rank?"""
+        """Show the table once, on stderr. here: does this rank show it?"""
         if self.shown:
             return
         self.shown = True

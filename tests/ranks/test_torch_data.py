@@ -36,8 +36,8 @@ def train(
             sampler.set_epoch(epoch)
         for _ in DataLoader(data, batch_size=2, sampler=sampler):
             optimizer.step()
-        for _ in DataLoader(data, batch_size=2, sampler=validate) if validate else ():
-            pass
+        if validate is not None:
+            list(DataLoader(data, batch_size=2, sampler=validate))
 
 
 @pytest.fixture
