@@ -190,7 +190,7 @@ class ShardedOptimizer(Distributed):
                 f"finalize_variable_values() got {len(variables)} variables that are not the {len(parts.variables)} of "
                 f"which the optimizer has averages. Pass those that it was built on."
             )
-        parts.sync.driver.gather(self._model_variables_moving_average[:-1], True)
+        parts.sync.driver.gather(self._model_variables_moving_average[:-1], True)  # type: ignore[attr-defined]
 
     def gather_state(self) -> None:
         """Make the state whole, in host memory of this rank, so that it can be saved until the next step; collective.
