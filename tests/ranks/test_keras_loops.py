@@ -26,7 +26,7 @@ def test_callbacks_and_state(backend: str, check: str) -> None:
 
 
 @each_backend_once_on_three
-@pytest.mark.parametrize("check", ["one_rank_stops", "not_a_number", "ordered"])
+@pytest.mark.parametrize("check", ["one_rank_stops", "not_a_number", "ordered", "other_numbers_of_steps"])
 def test_all_ranks_stop_together(backend: str, size: int, check: str) -> None:
     run_check(size, backend, f"keras_stops:{check}")
 

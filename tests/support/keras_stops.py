@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine
+from keras_training import ROWS, assert_alike, fit, joined, make_data, make_model, mine, raises
 
 import hvdkit.keras as hvd
 from hvdkit.log import logger
@@ -138,6 +138,16 @@ def stopped_from_elsewhere() -> None:
         stops = [_Stops("on_train_batch_end", 1)] if last else []
         history = fit(model, keras.optimizers.SGD(0.05), data, rows=ROWS, epochs=EPOCHS, callbacks=stops)
         assert len(history.epoch) == 1
+
+
+def other_numbers_of_steps() -> None:
+    """Ranks with different numbers of batches are told before the first one."""
+    with joined():
+        x, y = mine(make_data(BATCHES))
+        rows = len(x) - ROWS if hvd.rank() else len(x)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        with raises(hvd.HorovodInternalError, f"{BATCHES} on rank 0, {BATCHES - 1} on rank 1"):
+            fit(make_model(), optimizer, (x[:rows], y[:rows]), rows=ROWS)
 
 
 def not_a_number() -> None:

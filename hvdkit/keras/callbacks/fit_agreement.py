@@ -9,7 +9,7 @@ of the epoch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ from hvdkit.engine.basics import is_initialized
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.named.submit import largest
+from hvdkit.errors import RanksDisagreeError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.callbacks.early_stopping import EarlyStopping
 from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
@@ -52,6 +53,25 @@ class FitAgreement:
         _put_in_order(callbacks, first=self._rank == 0)
         if self._rank != 0:
             _silence(callbacks)
+
+    def begin(self, steps: int | None) -> bool:
+        """Can the ranks meet at the ends of epochs, and is there a reason to? Collective.
+
+        steps: of an epoch on this rank; None: not known. Raises RanksDisagreeError if ranks have different numbers, as
+        they would wait for each other in different places.
+        """
+        everyone = self._gather((steps, any(map(_may_stop, self._callbacks))))
+        counts = [count for count, _ in everyone]
+        known = None not in counts
+        if known and len(set(counts)) > 1:
+            numbers = ", ".join(
+                f"{count} on rank {rank}" for rank, count in zip(self._group.ranks, counts, strict=True)
+            )
+            raise RanksDisagreeError(
+                f"fit() has different numbers of steps in an epoch on the ranks: {numbers}. Give every rank the same "
+                f"number of steps, with hvd.shard() or steps_per_epoch."
+            )
+        return known or any(may_stop for _, may_stop in everyone)
 
     def begin_epoch(self, epoch: int) -> None:
         """Agree on a stop that a callback asked for before the first batch, and on when to agree; collective."""
@@ -119,9 +139,18 @@ class FitAgreement:
 
 def _may_stop_in_batch(callback: Any) -> bool:
     """Does it run code in a batch that may set stop_training? That of hvdkit and of Keras does not, but for one."""
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        return True
-    modules = (getattr(getattr(callback, name), "__module__", None) or "" for name in _BATCH_HOOKS)
+    return isinstance(callback, keras.callbacks.TerminateOnNaN) or _has_own(callback, _BATCH_HOOKS)
+
+
+def _may_stop(callback: Any) -> bool:
+    """Does it run code of any hook that may set stop_training?"""
+    stops = isinstance(callback, (keras.callbacks.TerminateOnNaN, keras.callbacks.EarlyStopping))
+    return stops or _has_own(callback, [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")])
+
+
+def _has_own(callback: Any, hooks: Iterable[str]) -> bool:
+    """Is one of its hooks neither of Keras nor of hvdkit?"""
+    modules = (getattr(getattr(callback, name), "__module__", None) or "" for name in hooks)
     return any(module.partition(".")[0] not in ("keras", "hvdkit") for module in modules)
 
 
@@ -189,7 +218,8 @@ def _open(callbacks: Any) -> FitAgreement | None:
     every = 0 if isinstance(strategy, BackupSteps) else 1
     if isinstance(strategy, PeriodicAverage):
         every = strategy.every
-    return FitAgreement(callbacks.callbacks, model, process_set, every)
+    agreement = FitAgreement(callbacks.callbacks, model, process_set, every)
+    return agreement if agreement.begin((callbacks.params or {}).get("steps")) else None
 
 
 def _find_sync(model: Any) -> GradientSync | None:
