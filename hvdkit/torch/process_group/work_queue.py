@@ -10,6 +10,7 @@ callbacks' thread is blocked, another thread of the group does them.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
@@ -25,7 +26,20 @@ from hvdkit.torch.process_group.works import Done, Pending, Waits
 from hvdkit.transport.polling import drive_all, drives, watch_waits
 
 _TURN_S = 0.001  # between two looks at this thread's messages, while another thread does a collective
+_EXIT_S = 1.0  # for callbacks that still run when Python ends
 _LOOK_S = 5.0  # between two looks at whether callbacks take too long
+
+
+#: Threads in a future's set_result().
+_settling: set[threading.Thread] = set()
+
+
+@atexit.register
+def _wait_for_callbacks() -> None:
+    """A thread that returns to torch's C++ when Python has ended would end the process with SIGABRT."""
+    deadline = time.monotonic() + _EXIT_S
+    while _settling and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 class Queued(Pending):
@@ -93,6 +107,7 @@ class WorkQueue:
         #: those of the last level may run.
         self._levels: list[Level] = [deque()]
         self._running = False
+        self._waiting = 0  # threads in _wait()
         self._ended_s = 0.0  # when the last one ended
         self._unsettled: list[tuple[Queued, Level]] = []
         self._free = 0  # threads of the group that are in no callback
@@ -177,19 +192,22 @@ class WorkQueue:
 
     def _announce(self) -> None:
         """Something has changed; the caller holds the state."""
-        self._changed.notify_all()
-        if self._levels[-1] and not self._running:
-            self._to_do.notify()
+        if self._waiting:
+            self._changed.notify_all()
+            if self._levels[-1] and not self._running:
+                self._to_do.notify()
 
     def _wait(self, condition: threading.Condition, seconds: float) -> None:
         """Wait for a change; the caller holds the state. Fails what has waited too long for callbacks to return."""
+        self._waiting += 1
         condition.wait(min(seconds, self._timeout_s))
+        self._waiting -= 1
         held = not self._running and not self._levels[-1] and any(self._levels)
         if held and self._failure is None and time.monotonic() > self._ended_s + self._timeout_s:
             self._failure = TransportError(
-                f"A collective of process group {self._name} has waited {self._timeout_s:g} s for a callback (then()) of "
-                "an earlier one to return. A callback may wait for collectives that it calls itself, not for those that "
-                "were called after its own. For slow callbacks: init_process_group(timeout=)."
+                f"A collective of process group {self._name} has waited {self._timeout_s:g} s for a callback (then()) "
+                "of an earlier one to return. A callback may wait for collectives that it calls itself, not for those "
+                "that were called after its own. For slow callbacks: init_process_group(timeout=)."
             )
             self._changed.notify_all()
             self._to_do.notify()
@@ -225,11 +243,13 @@ class WorkQueue:
 
     def _settle(self, work: Queued, level: Level) -> None:
         """Run the callbacks of a collective, and then what they have called and not waited for."""
-        before = getattr(self._thread, "level", self._levels[0])
+        before, thread = getattr(self._thread, "level", self._levels[0]), threading.current_thread()
         self._thread.level = level
+        _settling.add(thread)
         try:
             work.settle()
         finally:
+            _settling.discard(thread)
             self._thread.level = before
         while True:
             with self._state:
