@@ -100,6 +100,7 @@ class BackupSteps(ServedStrategy):
 
     who = _WHO
     repeatable = False
+    loss_op = None  # a step does not wait for the loss of the slowest rank
 
     def __init__(self, drop: int = 1, *, ahead: int = 16) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import describe_plan
 from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.errors import RanksDisagreeError
@@ -116,6 +117,11 @@ class PeriodicAverage(Strategy):
             f"{type(self).__name__} every {self.every} steps after {self.start_after}, {self.outer}, "
             f"{self._fragment_count} fragments, overlap {self._overlap}, {self._gradients.options}"
         )
+
+    @property
+    def loss_op(self) -> ReduceOp | None:
+        """See Strategy.loss_op."""
+        return self._gradients.loss_op if self._steps < self.start_after else None
 
     @property
     def statistics(self) -> Statistics:

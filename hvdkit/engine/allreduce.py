@@ -9,6 +9,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import Plan
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
+from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.engine.tuning.start import choose_settings, start_tuner
@@ -43,6 +44,10 @@ class AllReduce(Strategy):
         self._parameters: Parameters | None = None
         self._reducer: GradientReducer | None = None  # None also where there is no parameter
         self._arrived: set[int] = set()  # since the last before_step()
+
+    @property
+    def loss_op(self) -> ReduceOp:
+        return Average if self.options.average else Sum
 
     @property
     def statistics(self) -> Statistics:

@@ -24,6 +24,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import check_gradient
 
 
@@ -70,6 +71,14 @@ class Strategy:
         super().__init_subclass__(**kwargs)
         if "after_step" in cls.__dict__ and "uses_values" not in cls.__dict__:
             cls.uses_values = True
+
+    @property
+    def loss_op(self) -> ReduceOp | None:
+        """How the loss that a closure returns (torch) becomes the same on all ranks; None to leave each rank its own.
+
+        As the gradients: average, or sum. None where ranks step by their own gradients, or do not wait for each other.
+        """
+        return Average if self.equal_replicas else None
 
     @property
     def statistics(self) -> Statistics:

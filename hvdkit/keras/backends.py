@@ -11,7 +11,6 @@ import keras
 from hvdkit.engine.array_sync import ArrayFollower
 from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
-from hvdkit.transport.nccl.groups import settle_groups
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -125,6 +124,8 @@ def settle() -> None:
     """
     if keras.backend.backend() == "jax":
         import jax
+
+        from hvdkit.transport.nccl.groups import settle_groups
 
         jax.effects_barrier()
         settle_groups()

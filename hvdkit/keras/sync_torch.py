@@ -149,6 +149,11 @@ class _TensorFollower:
         # Asked for each gradient: a backward pass may be cut short, and another step come after it.
         return weighted(gradient, self._follower.begin_step())
 
+    @property
+    def weight(self) -> float:
+        """See Follower; Keras has no closures, whose loss it would be for."""
+        return self._follower.begin_step()
+
     def stepped(self, sync: GradientSync) -> None:
         """Nothing here, as a LossScaleOptimizer may leave the step out."""
 

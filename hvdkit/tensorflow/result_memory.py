@@ -13,6 +13,23 @@ _FREE = 2  # references to an array that only its list holds: the list's, and th
 _KEPT = 2  # arrays a tensor; a user may look at the last step's gradients
 
 
+def counts_are_exact() -> bool:
+    """Does this Python tell an array that only a list holds from one that somebody else holds too?
+
+    Without the GIL another thread may take a reference after the count.
+    """
+    arrays = [aligned_array((1,), "float32")]
+    alone = sys.getrefcount(arrays[0])
+    held = arrays[0]
+    counts = alone, sys.getrefcount(arrays[0])
+    del held
+    gil = getattr(sys, "_is_gil_enabled", None)  # Python 3.13 and later
+    return counts == (_FREE, _FREE + 1) and (gil is None or gil())
+
+
+_REUSES = counts_are_exact()
+
+
 class ResultMemory:
     """For each tensor of a plan an array of its shape, or more where results are kept for longer than a step.
 
@@ -37,7 +54,7 @@ class ResultMemory:
 
     def _find(self, index: int) -> Array:
         arrays = self._arrays[index]
-        for at in range(len(arrays)):
+        for at in range(len(arrays) if _REUSES else 0):
             if sys.getrefcount(arrays[at]) == _FREE:
                 return arrays[at]
         if len(arrays) == _KEPT:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from hvdkit.engine import runtime
-from hvdkit.engine.named.execution import factors, on_device, split_rows
+from hvdkit.engine.named.execution import factors, neutral, on_device, split_rows
 from hvdkit.engine.named.operation import Announcement, Operation, Ready
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import DTYPES, TensorBuffer, as_buffer, as_tensor, contiguous
@@ -193,19 +193,11 @@ def _contribution(asked: Announcement, stream: int) -> list[Buffer]:
     """The part of a rank that has joined in a reduction: what changes nothing, in memory of the GPU."""
     return [
         TensorBuffer(
-            gpu.make_on_stream(count, DTYPES[dtype], _neutral(asked.op, DTYPES[dtype]), _own["index"], stream),
+            gpu.make_on_stream(count, DTYPES[dtype], neutral(asked.op, dtype), _own["index"], stream),
             dtype,
         )
         for count, (dtype, _) in zip(asked.counts, asked.tensors, strict=True)
     ]
-
-
-def _neutral(op: str, dtype: torch.dtype) -> float:
-    if op not in ("min", "max") or dtype is torch.bool:
-        return int(op in ("product", "min"))
-    if dtype.is_floating_point:
-        return math.inf if op == "min" else -math.inf
-    return torch.iinfo(dtype).max if op == "min" else torch.iinfo(dtype).min
 
 
 def _leave() -> None:

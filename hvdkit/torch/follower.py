@@ -20,6 +20,10 @@ class Follower(Protocol):
     def stepped(self, sync: Any) -> None:
         """The optimizer of the GradientSync has stepped; may be collective."""
 
+    @property
+    def weight(self) -> float:
+        """What gradients are multiplied with in this step."""
+
 
 def hook_gradients(held: weakref.ref[Any], parameters: Sequence[torch.nn.Parameter]) -> None:
     """Show each gradient to the follower before it is accumulated, also those of parameters that are frozen now.

@@ -117,6 +117,8 @@ def DistributedOptimizer(
     Unlike in Horovod, the gradients are reduced when backward() returns, so clipping and GradScaler see them, and
     synchronize() and skip_synchronize() are accepted but not needed. The `grad` of a parameter that no rank used stays
     None. All ranks must call backward() and step() equally often.
+    The loss that a closure returns is averaged (op=Sum: summed) like its gradients, before the optimizer decides by it;
+    not with Adasum, BackupSteps, and strategies whose ranks step by their own gradients, such as local steps.
     Gradients are reduced as long as the optimizer exists; if you delete it, delete it at the same point on all ranks.
     A copy (copy.deepcopy, pickle, torch.save) is a plain optimizer of its own class: wrap it on all ranks to train it.
 
@@ -161,6 +163,12 @@ def DistributedOptimizer(
                 f"optimizer. Create one strategy object for each optimizer."
             )
         alone = False
+    alike = strategy.overlaps_backward and strategy.equal_replicas
+    if isinstance(optimizer, torch.optim.LBFGS) and alike and strategy.loss_op is None:
+        raise ValueError(
+            f"DistributedOptimizer(): LBFGS decides by the loss, which is another one on each rank, as "
+            f"{type(strategy).__name__} does not average it. Leave out the strategy, or use another optimizer."
+        )
     if isinstance(strategy, AllReduce):
         strategy.options.check_names([name for name, _ in named])
     if backward_passes_per_step < 1:

@@ -57,6 +57,7 @@ class AdasumSteps(Strategy):
     """
 
     overlaps_backward = False
+    loss_op = None
 
     def __init__(self, compression: type[Compressor], process_set: ProcessSet) -> None:
         self._compression, self._process_set = compression, process_set

@@ -19,6 +19,7 @@ from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.engine.strategy import Strategy
 from hvdkit.torch import autograd
 from hvdkit.torch.cleared import Witnesses, are_cleared, reduced_already
+from hvdkit.torch.closures import reduce_loss
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.conversions import PlannedMetadata
 from hvdkit.torch.follower import Follower, hook_gradients
@@ -322,20 +323,26 @@ class GradientSync:
 
         skip: take the gradients as they are.
         """
-        if not self.strategy.overlaps_backward:
-            self._attach_if_changed()
-            self._find_gradients()
-            self._before_step()
-        elif closure is not None:
+        if closure is not None and (self.strategy.overlaps_backward or self.strategy.loss_op is not None):
             return functools.partial(self._evaluate, closure)
+        if not self.strategy.overlaps_backward:
+            self._reduce_found()
         elif not skip:
             self.synchronize()
         return closure
 
+    def _reduce_found(self) -> None:
+        self._attach_if_changed()
+        self._find_gradients()
+        self._before_step()
+
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        loss = closure()
-        self.synchronize()
-        return loss
+        loss, op = closure(), self.strategy.loss_op
+        self.synchronize() if self.strategy.overlaps_backward else self._reduce_found()
+        if op is None or not self._named:
+            return loss
+        weight = 1.0 if self.follower is None else self.follower.weight
+        return reduce_loss(loss, op, weight, self._named[0][1].device, f"{self.name}.loss", self.process_set)
 
     def end_window(self) -> None:
         """The optimizer takes the gradients now: what comes later belongs to its next step."""

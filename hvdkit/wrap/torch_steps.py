@@ -97,14 +97,13 @@ def _check_gradients(optimizer: Any) -> None:
 
 
 def _averaged(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Line searches and stopping rules must see the same loss on all ranks."""
+    """The loss weighs as its gradients do: the optimizer, a DistributedOptimizer, averages both over the ranks."""
 
     def evaluate() -> Any:
         loss = closure()
         if loss is None or not torch_weights.is_split():
             return loss
         weight = torch_weights.weight_of(loss) if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else 1.0
-        number = torch.as_tensor(loss).detach() * weight
-        return hvd.allreduce(number, name="wrap.closure")
+        return torch.as_tensor(loss).detach() * weight
 
     return evaluate

@@ -15,7 +15,7 @@ import torch
 from hvdrun_job import HVDRUN, environment
 from parallel_model import PARTS, LanguageModel, make_model, train_alone
 from parallel_saving import go_on
-from parallel_training import REFUSED, SLOW_S, profiled, refusals, train_all
+from parallel_training import REFUSED, SLOW_S, chain_of, measured, profiled, refusals, rows_of, train_all, v_shaped
 from ranks import run_ranks
 from torch import nn
 
@@ -273,6 +273,41 @@ def test_three_axes_under_hvdrun_have_the_losses_of_one_process() -> None:
 )
 def test_other_ways_on_a_mesh_have_the_losses_of_one_process(ranks: int, trainings: list[dict[str, Any]]) -> None:
     _on_ranks(ranks, FEWER, trainings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_all_stages_get_the_loss_of_the_last(schedule: str, dtype: torch.dtype) -> None:
+    model = chain_of(6, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    wanted = []
+    for seed in range(3):
+        inputs, targets = rows_of(seed, dtype)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    found = run_ranks(3, v_shaped, schedule, dtype)
+    assert found == [(found[0][0], str(dtype))] * 3
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-12}.get(dtype, 0.05)
+    assert found[0][0] == pytest.approx(wanted, rel=tolerance)
+
+
+MODELS = {
+    "tuple": "the model returns a tuple, not a tensor",
+    "dtype": "torch.float32, the model's of torch.float64",
+    "shape": r"the shape (2, 4), the model's has (1, 2, 4)",
+    "model": "the model does not take the example, whose shape is (2, 4) (RuntimeError: no good)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MODELS)
+def test_all_ranks_are_told_why_a_model_is_no_chain(case: str) -> None:
+    told = run_ranks(3, measured, case)
+    assert told == [told[0]] * 3 and MODELS[case] in told[0]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ BODIES = [
     checks.check_copies,
     checks.check_messages,
     checks.check_asynchronous,
+    checks.check_callbacks,
     checks.check_refusals,
 ]
 
@@ -37,6 +38,11 @@ def test_operations_are_those_of_gloo(body: Callable[[], None], size: int) -> No
 @pytest.mark.parametrize("body", [checks.check_reductions, checks.check_copies], ids=lambda body: body.__name__)
 def test_one_rank(body: Callable[[], None]) -> None:
     run_ranks(1, body)
+
+
+@pytest.mark.slow
+def test_timeouts_in_callbacks() -> None:
+    run_ranks(3, checks.check_timeouts_in_callbacks)
 
 
 def test_groups_of_a_mesh() -> None:
@@ -125,6 +131,14 @@ TRAININGS = [
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_train_as_one_process(body: Callable[[], None], size: int) -> None:
     run_ranks(size, body)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "powerSGD_hook" else pytest.param(name, marks=pytest.mark.slow) for name in trainings.HOOKS],
+)
+def test_comm_hooks(name: str) -> None:
+    run_ranks(3, trainings.check_comm_hook, name)
 
 
 @pytest.mark.slow

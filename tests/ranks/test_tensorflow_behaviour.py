@@ -43,6 +43,11 @@ def test_in_particular(check: str) -> None:
     run_check(2, "tensorflow", f"tensorflow_behaviour:{check}", timeout=60)
 
 
+@pytest.mark.slow
+def test_memory_is_used_again_only_where_references_are_counted() -> None:
+    run_check(1, "tensorflow", "tensorflow_behaviour:memory_of_results", timeout=60)
+
+
 @OWN_WORDS
 def test_a_step_that_fails_in_the_middle_ends_the_job_with_a_word() -> None:
     with pytest.raises(RanksFailedError) as caught:

@@ -102,6 +102,76 @@ def train_all(trainings: list[dict[str, Any]]) -> list[list[float]]:
         hvd.shutdown()
 
 
+def v_shaped(schedule: str, dtype: torch.dtype) -> tuple[list[float], str]:
+    """Losses of a chain of two linear layers for each rank of a pipeline, and their dtype."""
+    try:
+        torch.set_num_threads(1)
+        hvd.init()
+        mesh = parallel.Mesh(pp=hvd.size())
+        model = parallel.pipeline(
+            chain_of(2 * mesh.pp, dtype),
+            loss=torch.nn.functional.mse_loss,
+            example=torch.zeros(2, 4, dtype=dtype),
+            microbatches=6,
+            schedule=schedule,
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        losses = []
+        for seed in range(3):
+            inputs, targets = rows_of(seed, dtype)
+            optimizer.zero_grad()
+            loss = model.step(inputs, targets)
+            optimizer.step()
+            losses.append(float(loss))
+        return losses, str(loss.dtype)
+    finally:
+        hvd.shutdown()
+
+
+def chain_of(layers: int, dtype: torch.dtype) -> torch.nn.Sequential:
+    """Linear layers, the same on all ranks."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers))).to(dtype)
+
+
+def rows_of(seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Inputs and targets of a step."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(12, 4, generator=generator).to(dtype) for _ in range(2)]
+
+
+def measured(case: str) -> str:
+    """What a rank is told of a model that is no chain."""
+    try:
+        hvd.init()
+        mesh = parallel.Mesh(pp=hvd.size())
+        with pytest.raises(ParallelError) as error:
+            parallel.pipeline(BrokenChain(case), loss=loss_of, example=torch.zeros(2, 4), microbatches=3, mesh=mesh)
+        return str(error.value)
+    finally:
+        hvd.shutdown()
+
+
+class BrokenChain(torch.nn.Sequential):
+    """Three layers; case: what is wrong with the model."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        self.case = case
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        outputs = super().forward(inputs)  # type: ignore[no-untyped-call]
+        if self.case == "tuple":
+            return outputs, inputs
+        if self.case == "dtype":
+            return outputs.double()
+        if self.case == "shape":
+            return outputs[None]
+        if self.case == "model":
+            raise RuntimeError("no good")
+        return outputs
+
+
 SLOW_S = 0.02
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 import torch
@@ -205,6 +207,80 @@ def check_asynchronous() -> None:
         for work in works:
             work.wait()
         assert (mine == 1).all() and (theirs == 1).all()
+
+
+def check_callbacks() -> None:
+    """Callbacks of a future call collectives and wait for them, in the same order on all ranks, as over Gloo."""
+    with process_groups() as (ours, gloo):
+        assert _with_callbacks(gloo, 1) == _with_callbacks(ours, 1)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        # Ranks come to the callbacks at different times: before and after the first collective has ended.
+        for turn in range(8):
+            delays = [0.03 * ((rank + turn) % size == at) for at in range(3)]
+            found = _with_callbacks(ours, 4, delays)
+            assert found == [size * (size * (at + 1) + at) for at in range(4)]
+        assert len([one for one in threading.enumerate() if one.name == "hvdkit-process-group"]) <= 3
+
+
+def _with_callbacks(group: Any, count: int, delays: Sequence[float] = (0, 0, 0)) -> list[float]:
+    """So many sums, each with a second one in a callback. delays: before the future, the callback and the second."""
+
+    def begin(at: int) -> Any:
+        def again(future: Any) -> Tensor:
+            time.sleep(delays[2])
+            second = future.value()[0][: at + 1] + at  # another size than the others: order matters
+            dist.all_reduce(torch.ones(1), group=group)
+            ended = dist.all_reduce(second, group=group, async_op=True).get_future().then(lambda one: one.value()[0])
+            left = dist.all_reduce(torch.ones(3), group=group, async_op=True)  # nobody waits for it
+            result = ended.wait()
+            assert left is not None
+            return cast(Tensor, result)
+
+        work = dist.all_reduce(torch.full((9,), at + 1.0), group=group, async_op=True)
+        time.sleep(delays[0])
+        future = work.get_future()
+        time.sleep(delays[1])
+        return future.then(again)
+
+    futures = [begin(at) for at in range(count)]
+    if count > 1:  # over Gloo it could come before the callback's collectives on one rank, after them on another
+        dist.barrier(group)
+    return [float(future.wait()[0]) for future in futures]
+
+
+def check_timeouts_in_callbacks() -> None:
+    """What a callback waits for ends with the group's timeout; so does what waits for a callback that does not end."""
+    torch.set_num_threads(1)
+    dist.init_process_group("hvdkit")
+    try:
+        first, second = (dist.new_group(timeout=timedelta(seconds=4)) for _ in range(2))
+
+        def alone(future: Any) -> Any:
+            if dist.get_rank() == 0:
+                return dist.all_reduce(future.value()[0], group=first, async_op=True).get_future().wait()
+            return None
+
+        waiting = dist.all_reduce(torch.ones(1), group=first, async_op=True).get_future().then(alone)
+        if dist.get_rank() == 0:
+            with pytest.raises(Exception, match="has waited 4 s for other ranks"):
+                waiting.wait()
+        dist.barrier()
+        later: list[Any] = []
+        called = threading.Event()
+
+        def forward(_: Any) -> Any:
+            called.wait()
+            return later[0].wait()
+
+        early = dist.all_reduce(torch.ones(300_000), group=second, async_op=True).get_future().then(forward)
+        later.append(dist.all_reduce(torch.ones(1), group=second, async_op=True).get_future())
+        called.set()
+        with pytest.raises(Exception, match="has waited 4 s for a callback"):
+            early.wait()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+        hvd.shutdown()
 
 
 def check_groups() -> None:

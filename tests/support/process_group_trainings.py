@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ import torch.distributed as dist
 from process_group_checks import process_groups
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
@@ -104,6 +109,71 @@ def check_ddp() -> None:
             model = DistributedDataParallel(make(), bucket_cap_mb=bucket_mb)
             train(model, own_rows())
             check_weights(model, wanted)
+
+
+def _comm_hook(name: str, group: Any, parts: Sequence[Any]) -> tuple[Any, Callable[[Any, Any], Any]]:
+    """A hook of torch's and its state. group: of all ranks. parts: groups of one or two ranks."""
+    if "powerSGD" in name:
+        state = power_sgd.PowerSGDState(group, 2, start_powerSGD_iter=2, min_compression_rate=0.5)
+        hook = getattr(power_sgd, name.split("+")[-1])
+        return state, hook if "+" not in name else getattr(default_hooks, name.split("+")[0])(hook)
+    if name == "post_localSGD_hook":
+        return post_local_sgd.PostLocalSGDState(
+            group, parts[dist.get_rank() // 2], 3
+        ), post_local_sgd.post_localSGD_hook
+    return group, getattr(debugging_hooks if name == "noop_hook" else default_hooks, name)
+
+
+def _one_by_one(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The hook, for Gloo: the callbacks of two buckets could call collectives in another order on each rank there."""
+
+    @functools.wraps(hook)
+    def run(state: Any, bucket: Any) -> Any:
+        future = hook(state, bucket)
+        future.wait()
+        return future
+
+    return run
+
+
+#: torch refuses those of bfloat16 and of quantized gradients without a GPU; its batched_powerSGD_hook fails with every
+#: backend (torch 2.13), by an assertion on its own matrices.
+HOOKS = (
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "powerSGD_hook",
+    "fp16_compress_wrapper+powerSGD_hook",
+    "post_localSGD_hook",
+    "noop_hook",
+)
+
+
+def check_comm_hook(name: str) -> None:
+    """A hook of DistributedDataParallel, with one bucket and with many, gives what it gives over Gloo."""
+    with process_groups() as (ours, gloo):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        ranks = [list(range(at, min(at + 2, size))) for at in range(0, size, 2)]
+        parts = [[dist.new_group(some, backend=kind) for some in ranks] for kind in ("hvdkit", "gloo")]
+        for bucket_mb in (25.0, 0.001):
+            weights = []
+            for group, some in ((ours, parts[0]), (gloo, parts[1])):
+                state, hook = _comm_hook(name, group, some)
+                model = DistributedDataParallel(make().double(), process_group=group, bucket_cap_mb=bucket_mb)
+                model.register_comm_hook(state, hook if group is ours else _one_by_one(hook))
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                for step in range(5):
+                    inputs, targets = (each.double()[rank::size] for each in batch(step))
+                    optimizer.zero_grad()
+                    nn.functional.mse_loss(model(inputs), targets).backward()
+                    optimizer.step()
+                weights.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
+            tolerance = 1e-9 if "16" not in name else 2e-3
+            torch.testing.assert_close(*weights, rtol=0, atol=tolerance)
+            assert not torch.equal(weights[0], torch.cat([one.double().flatten() for one in make().parameters()]))
+            if name not in ("post_localSGD_hook", "noop_hook"):
+                same = weights[0].clone()
+                dist.broadcast(same, 0)
+                assert torch.equal(same, weights[0])
 
 
 def check_fsdp() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from docstrings import docstring_faults, functions_of
 from keras_training import ROWS, assert_alike, make_data, make_model, mine
@@ -18,8 +20,31 @@ from tensorflow_world import in_mode, joined
 
 import hvdkit.tensorflow as hvd
 from hvdkit.common import util
+from hvdkit.tensorflow import result_memory
 from hvdkit.tensorflow.array_gradients import ArrayGradients
 from hvdkit.tensorflow.tape import _syncs
+
+
+def memory_of_results() -> None:
+    """Memory is used again where nobody holds it, and only on a Python whose reference counts say so."""
+    with pytest.MonkeyPatch.context() as patched:
+        assert result_memory.counts_are_exact() and result_memory._REUSES
+        for reuses in (True, False):
+            patched.setattr(result_memory, "_REUSES", reuses)
+            memory = result_memory.ResultMemory([(3,)], ["float32"])
+            first = memory.take(0).ctypes.data
+            memory.begin()
+            assert (memory.take(0).ctypes.data == first) == reuses
+            held = memory.take(0)
+            memory.begin()
+            assert memory.take(0) is not held
+        count = sys.getrefcount
+        for wrong in (lambda one: 2, lambda one: count(one) - 2):  # a reference is not counted, or none are
+            patched.setattr(sys, "getrefcount", wrong)
+            assert not result_memory.counts_are_exact()
+        patched.setattr(sys, "getrefcount", count)
+        patched.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+        assert not result_memory.counts_are_exact()
 
 
 def missing_gradients(mode: str) -> None:

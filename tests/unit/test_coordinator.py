@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.config import read_config
-from hvdkit.engine.named.coordinator import Coordinator, Item, Numbers
+from hvdkit.engine.named.coordinator import Coordinator, Item, Numbers, _difference
 from hvdkit.engine.named.operation import JOINING, AllJoined, Announcement, Answer, Failed, Ready
 from hvdkit.engine.observe.stall import Stalls
 
@@ -109,6 +109,21 @@ def test_what_ranks_have_of_their_own_has_no_number() -> None:
                 ranks.announce(rank, ["a"], Announcement(kind, ()))
             assert len(ranks.hear()) == 1
     assert not ranks.by_number
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ((("y", "1"),), ("x", "1", "nothing")),
+        ((), ("x", "1", "nothing")),
+        ((("x", "1"), ("y", "2")), ("y", "nothing", "2")),
+        ((("x", "2"),), ("x", "1", "2")),
+    ],
+)
+def test_options_that_differ_in_any_way_are_seen(other: tuple[tuple[str, str], ...], words: tuple[str, ...]) -> None:
+    one = Announcement("step", (), (("x", "1"),))
+    found = _difference(one, Announcement("step", (), other))
+    assert found == words and _difference(one, one) is None
 
 
 def test_names_that_come_once_take_no_room() -> None:

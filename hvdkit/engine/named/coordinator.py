@@ -289,9 +289,11 @@ def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] 
             return "shape", str(list(shape)), str(list(other_shape))
     if one.device != other.device:
         return "device", one.device, other.device
-    for (word, value), (_, other_value) in zip(one.options, other.options, strict=False):
-        if value != other_value:
-            return word, value, other_value
+    if one.options != other.options:
+        here, there = dict(one.options), dict(other.options)
+        words = [word for word in {**here, **there} if here.get(word) != there.get(word)]
+        word = words[0] if words else "order of options"
+        return word, here.get(word, "nothing"), there.get(word, "nothing")
     return None
 
 

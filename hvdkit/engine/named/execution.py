@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,22 +47,24 @@ def join_contribution(ready: Ready) -> Operation:
     buffers = []
     for count, (dtype, _) in zip(ready.asked.counts, ready.asked.tensors, strict=True):
         buffer = make_buffer(count, dtype)
-        buffer.array[:] = _neutral(ready.asked.op or "sum", dtype)
+        value = neutral(ready.asked.op, dtype)
+        buffer.array[:] = _BFLOAT16[value] if dtype == "bfloat16" else value
         buffers.append(buffer)
     return Operation(ready.name, ready.asked, buffers)
 
 
-def _neutral(op: str, dtype: str) -> Any:
-    if op == "product":
-        return 0x3F80 if dtype == "bfloat16" else 1
+def neutral(op: str, dtype: str) -> float:
+    """The number that changes nothing in the result of a reduction."""
     if op not in ("min", "max") or dtype == "bool":
-        return op == "min"
-    if dtype == "bfloat16":
-        return 0x7F80 if op == "min" else 0xFF80
-    storage = STORAGE[dtype]
-    if storage.kind == "f":
-        return np.inf if op == "min" else -np.inf
-    return np.iinfo(storage).max if op == "min" else np.iinfo(storage).min
+        return int(op in ("product", "min"))
+    if dtype == "bfloat16" or STORAGE[dtype].kind == "f":
+        return math.inf if op == "min" else -math.inf
+    limits = np.iinfo(STORAGE[dtype])
+    return int(limits.max if op == "min" else limits.min)
+
+
+#: The storage of these numbers.
+_BFLOAT16 = {0: 0, 1: 0x3F80, math.inf: 0x7F80, -math.inf: 0xFF80}
 
 
 @functools.lru_cache(maxsize=64)
@@ -112,7 +114,9 @@ _openers: list[OpenDevices] = []
 
 
 def on_device(open_devices: OpenDevices) -> None:
-    """Have operations on GPUs done by what `open_devices` makes; the adapter that was loaded last counts."""
+    """Have operations on GPUs done by what `open_devices` makes; for one adapter a process, whose buffers it knows."""
+    if _openers:
+        raise RuntimeError(f"Operations on GPUs are done by {_openers[0]} already.")
     _openers.append(open_devices)
 
 
@@ -123,7 +127,7 @@ def open_devices(transport: Transport) -> Devices:
             "Other ranks have called an operation with tensors of a GPU, and this process has loaded no adapter that "
             "can take part. Import the same framework's adapter on every rank, for example hvdkit.torch."
         )
-    return _openers[-1](transport)
+    return _openers[0](transport)
 
 
 class Executor:

@@ -46,7 +46,7 @@ def explain_mismatch(descriptions: list[str]) -> str:
             for at, (here, there) in enumerate(itertools.zip_longest(reference, lines, fillvalue="nothing"))
             if here != there
         ]
-        message += differences[:_SHOWN] + ["  ..."] * (len(differences) >= _SHOWN)
+        message += differences[:_SHOWN] + ["  ..."] * (len(differences) > _SHOWN)
     message.append("Build the model, and wrap the optimizer, from the same configuration on every rank.")
     return "\n".join(message)
 

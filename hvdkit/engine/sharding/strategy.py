@@ -12,6 +12,7 @@ from typing import Protocol
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.reducer import Statistics
+from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.sharding.gather import ParameterGather
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.engine.sharding.place import Place, place_on_host
@@ -44,6 +45,11 @@ class Sharded(Strategy):
         self.gradients, self._shards = gradients, shards
         self.repeatable = gradients.repeatable
         self._gather: ParameterGather | None = None
+
+    @property
+    def loss_op(self) -> ReduceOp:
+        """See Strategy.loss_op."""
+        return self.gradients.loss_op
 
     @property
     def statistics(self) -> Statistics:

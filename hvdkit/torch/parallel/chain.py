@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,6 +81,11 @@ def measure(
         try:
             with torch.random.fork_rng():
                 answer = _check_chain(model, parts, names, example) or _time_parts(parts, example)
+        except Exception as error:  # the other ranks wait for an answer
+            answer = (
+                f"pipeline(): rank 0 cannot run forward and backward of the parts ({type(error).__name__}: {error}). "
+                "Give their costs with costs=[...], or correct the model."
+            )
         finally:
             with torch.no_grad():
                 for buffer, before in zip(model.buffers(), buffers, strict=True):
@@ -93,19 +99,20 @@ def measure(
 def _check_chain(model: nn.Module, parts: Sequence[nn.Module], names: Sequence[str], example: torch.Tensor) -> str:
     """Say why the model is no chain of these parts; "" if it is one."""
     training = {module: module.training for module in model.modules()}
-    problem, at = "", 0
+    problem, at = "", -1  # the model itself, then the parts
     model.eval()
     try:
         with torch.no_grad():
-            expected, value = model(example), example
+            expected: Any = model(example)
+            value, at = example, 0
             for part in parts:
                 value, at = part(value), at + 1
-        if not isinstance(value, torch.Tensor) or value.shape != expected.shape:
-            problem = "they return something of another shape than the model"
-        elif not torch.allclose(value, expected, rtol=1e-4, atol=1e-5):
-            problem = f"their results differ by up to {(value - expected).abs().max().item():.3g}"
+        problem = _difference(value, expected)
     except Exception as error:
-        problem = f"{names[at]} does not take what comes before it ({type(error).__name__}: {error})"
+        seen = f"({type(error).__name__}: {error})"
+        if at < 0:
+            return f"pipeline(): the model does not take the example, whose shape is {tuple(example.shape)} {seen}."
+        problem = f"{names[at]} does not take what comes before it {seen}"
     finally:
         for module, was in training.items():
             module.training = was
@@ -114,6 +121,20 @@ def _check_chain(model: nn.Module, parts: Sequence[nn.Module], names: Sequence[s
         "forward() as such a chain, each part with one tensor in and out, and name the parts with parts=[...] in "
         "its order."
     )
+
+
+def _difference(value: Any, expected: Any) -> str:
+    """Say what the parts' result has that the model's has not; "" for equal ones."""
+    for what, result in (("the model", expected), ("the last part", value)):
+        if not isinstance(result, torch.Tensor):
+            return f"{what} returns a {type(result).__name__}, not a tensor"
+    if value.shape != expected.shape:
+        return f"their result has the shape {tuple(value.shape)}, the model's has {tuple(expected.shape)}"
+    if value.dtype != expected.dtype:
+        return f"their result is of {value.dtype}, the model's of {expected.dtype}"
+    if not torch.allclose(value, expected, rtol=1e-4, atol=1e-5):
+        return f"their results differ by up to {(value - expected).abs().max().item():.3g}"
+    return ""
 
 
 def _time_parts(parts: Sequence[nn.Module], example: torch.Tensor) -> list[float]:

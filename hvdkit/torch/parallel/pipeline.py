@@ -30,13 +30,15 @@ SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBu
 #: that no hook sees them. In the first two FSDP2 loses them too.
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 ZERO_BUBBLE = SPLIT_BACKWARD[:2]
+#: Of losses.
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Pipeline:
     """The stages of this rank and their schedule; made by pipeline().
 
     stages: this rank's modules, whose names are those of the whole model. numbers: their numbers, of `count`.
-    schedule: its name. microbatches: into which step() cuts a batch.
+    schedule: its name. microbatches: into which step() cuts a batch. v_shaped: see stages_of_rank().
     """
 
     def __init__(
@@ -47,10 +49,13 @@ class Pipeline:
         mesh: Mesh,
         schedule: str,
         microbatches: int,
+        *,
+        v_shaped: bool = False,
     ) -> None:
         self.stages, self.numbers, self.count, self.mesh = list(stages), list(numbers), count, mesh
-        self.schedule, self.microbatches = schedule, microbatches
+        self.schedule, self.microbatches, self._v_shaped = schedule, microbatches, v_shaped
         self._schedule: Any = None
+        self._loss_dtype: torch.dtype | None = None
         self._build: Callable[[], Any] = lambda: None
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -83,12 +88,28 @@ class Pipeline:
         losses: list[torch.Tensor] = []
         arguments = {"target": targets, "losses": losses} if last else {}
         getattr(self._schedule, method)(*([inputs] if 0 in self.numbers else []), **arguments)
-        mean = torch.stack([_whole(loss) for loss in losses]).mean() if last else torch.zeros((), device=inputs.device)
-        if self.mesh.pp > 1:
-            group = self.mesh.device_mesh["pp"].get_group()
-            ranks = self.mesh.ranks("pp")
-            dist.broadcast(mean, ranks[_rank_of_stage(self.count - 1, self)], group=group)
+        mean = torch.stack([_whole(loss) for loss in losses]).mean() if last else None
+        if mean is None or self.mesh.pp > 1:
+            return self._broadcast(mean, inputs.device)
         return mean
+
+    def _broadcast(self, mean: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+        """The last stage's mean loss, in its dtype, on all stages; those before it do not know that dtype."""
+        sent = torch.zeros(2, dtype=torch.float64, device=device)
+        if mean is not None:
+            sent[0], sent[1] = mean, _DTYPES.index(mean.dtype)
+        places = enumerate(self.mesh.ranks("pp"))
+        root = next(rank for at, rank in places if self.count - 1 in self._numbers_of(at))
+        dist.broadcast(sent, root, group=self.mesh.device_mesh["pp"].get_group())
+        if mean is not None:
+            return mean
+        if self._loss_dtype is None:  # once, as a GPU has to be waited for
+            self._loss_dtype = _DTYPES[int(sent[1])]
+        return sent[0].to(self._loss_dtype)
+
+    def _numbers_of(self, place: int) -> list[int]:
+        """The stages of a rank of the pipeline."""
+        return stages_of_rank(place, self.mesh.pp, self.count, v_shaped=self._v_shaped)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank's stages, under the names of the whole model."""
@@ -113,12 +134,6 @@ class Pipeline:
 def _whole(loss: torch.Tensor) -> torch.Tensor:
     loss = loss.detach()
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
-
-
-def _rank_of_stage(number: int, pipe: Pipeline) -> int:
-    ranks = pipe.mesh.pp
-    v_shaped = pipe.numbers != stages_of_rank(pipe.mesh.coordinates["pp"], ranks, pipe.count, v_shaped=False)
-    return next(rank for rank in range(ranks) if number in stages_of_rank(rank, ranks, pipe.count, v_shaped=v_shaped))
 
 
 def pipeline(
@@ -165,7 +180,8 @@ def pipeline(
     check_sharing(model, [[names[at] for at in each] for each in ranges])
     numbers = stages_of_rank(mesh.coordinates["pp"], mesh.pp, count, v_shaped=v_shaped)
     own = [Stage({names[at]: model.get_submodule(names[at]) for at in ranges[number]}, outline) for number in numbers]
-    pipe = Pipeline([stage.train(model.training) for stage in own], numbers, count, mesh, schedule, microbatches)
+    own = [stage.train(model.training) for stage in own]
+    pipe = Pipeline(own, numbers, count, mesh, schedule, microbatches, v_shaped=v_shaped)
     if mesh.pp > 1:
         mark_parts(pipe.parameters())
 

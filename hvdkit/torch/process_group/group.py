@@ -24,7 +24,8 @@ from hvdkit.torch.process_group.arguments import (
     divide_rows,
     finish_all,
 )
-from hvdkit.torch.process_group.works import Message, Waits, WorkQueue
+from hvdkit.torch.process_group.work_queue import WorkQueue
+from hvdkit.torch.process_group.works import Message, Waits
 from hvdkit.torch.tensors import as_tensor
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer, make_buffer

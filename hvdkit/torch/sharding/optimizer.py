@@ -37,12 +37,10 @@ class ShardedWrapped(Wrapped):
         shards = self._hvdkit_shards
         if shards is None:
             return super()._hvdkit_step(closure, *args, **kwargs)
-        loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
-        result = shards.step(lambda: super(ShardedWrapped, self)._hvdkit_step(None, *args, **kwargs))
-        return result if closure is None else loss
+                closure = _once(closure())
+        return shards.step(lambda: super(ShardedWrapped, self)._hvdkit_step(closure, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as the plain optimizer's, in host memory; collective after the first step.
@@ -118,6 +116,21 @@ class ShardedWrapped(Wrapped):
             "An optimizer with shard=... cannot be copied or pickled, since this rank has a part of its state only. "
             "Call state_dict() on all ranks and load the result into a new optimizer."
         )
+
+
+def _once(loss: Any) -> Callable[[], Any]:
+    """A closure that has been evaluated: it returns this loss, to an optimizer that calls it once."""
+    losses = [loss]
+
+    def closure() -> Any:
+        if not losses:
+            raise RuntimeError(
+                "The optimizer has evaluated the closure twice in one step. With shard= it has only pieces of the "
+                "parameters while it steps. Leave out shard."
+            )
+        return losses.pop()
+
+    return closure
 
 
 def check_dense(named: Named) -> None:

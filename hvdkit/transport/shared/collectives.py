@@ -26,7 +26,7 @@ _MOST_SLOT_BYTES = 64 * 1024  # larger buffers are reduced as fast in shards
 _SLOTS_BYTES = 512 * 1024  # of the slots of all ranks: each rank reads all of them
 _VIEWS = 256  # views of slots that are kept
 
-_STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
+STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _LAYOUTS = 64  # that are kept
 _READY, _REDUCED = 0, 1
 
@@ -160,13 +160,13 @@ class Stage(_Memory):
     """
 
     def __init__(self, group: Transport, directory: str, check: Callable[[], None]) -> None:
-        super().__init__(group, directory, check, _STAGE_BYTES, 2)
+        super().__init__(group, directory, check, STAGE_BYTES, 2)
         self._layouts: dict[tuple[str, int], _Layout] = {}
 
     def allreduce(self, buffer: Buffer, op: Op, scale: float, arithmetic: Arithmetic) -> None:
         """Replace `buffer` (n,) by scale * the reduction over all ranks; the same bits on all of them."""
         array = buffer.array
-        step = _STAGE_BYTES // array.itemsize
+        step = STAGE_BYTES // array.itemsize
         with self._in_steps():
             for at in range(0, array.size, step):
                 self._reduce(array[at : at + step], buffer.dtype, op, scale, arithmetic)

@@ -17,11 +17,10 @@ from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
-from hvdkit.transport.shared.collectives import Exchange, Slots, Stage, slot_bytes
+from hvdkit.transport.shared.collectives import STAGE_BYTES, Exchange, Slots, Stage, slot_bytes
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
 
-_STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
 _STAGES = 2
 _MOST_GATHERED_BYTES = 4 * 2**20  # more than that MPI gathers with one copy where it may read a peer's memory
 
@@ -99,11 +98,11 @@ class SharedMemoryTransport(Transport):
             self._base.allreduce(buffer, op, scale)
             return
         if self._staging is None:
-            self._staging = self.open_buckets([BucketSpec("uint8", _STAGE_BYTES)] * _STAGES)
+            self._staging = self.open_buckets([BucketSpec("uint8", STAGE_BYTES)] * _STAGES)
         stages, arithmetic, before = self._staging, self.arithmetic, 1.0
         if self.between is not None and buffer.dtype in HALF and op == "sum" and 0.0 < scale < 1.0:
             before = max(scale, 1 / self.local_ranks)  # a host's sum may be too large for 16 bits, its mean is not
-        step = _STAGE_BYTES // buffer.array.itemsize
+        step = STAGE_BYTES // buffer.array.itemsize
         pieces = [buffer.slice(at, min(at + step, buffer.count)) for at in range(0, buffer.count, step)]
         for turn, piece in enumerate(pieces):
             stage = turn % _STAGES
