@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hvdkit.asynchronous.parameter_values import ParameterValues
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import do, reduce_options
-from hvdkit.engine.planned.source import HostCopies
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.strategy import Parameters, Strategy
-from hvdkit.transport.buffer import Buffer
+from hvdkit.transport.buffer import Buffer, as_buffer
 
 
 def _average(group: Group, name: str, buffer: Buffer) -> None:
     options = reduce_options([buffer.dtype], Average, 1.0, 1.0, "a strategy")
     do(group, "allreduce", name, [(buffer.dtype, (buffer.count,))], [buffer], options)
+
+
+def _average_all(group: Group, parameters: Parameters, values: ParameterValues) -> None:
+    for index, tensor in enumerate(parameters.tensors):
+        array = values.read(index)
+        _average(group, f"{parameters.name}.{tensor.name}", as_buffer(array))
+        values.write(index, array)
 
 
 class NamedAverage(Strategy):
@@ -24,14 +31,11 @@ class NamedAverage(Strategy):
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach."""
         self._parameters, self._group = parameters, group
-        self._copies = HostCopies(parameters.tensors, parameters.gradients)
+        self._gradients = ParameterValues(parameters.tensors, parameters.gradients)
 
     def before_step(self) -> None:
         """See Strategy.before_step."""
-        self._copies.read()
-        for tensor, buffer in zip(self._parameters.tensors, self._copies.buffers, strict=True):
-            _average(self._group, f"{self._parameters.name}.{tensor.name}", buffer)
-        self._copies.write()
+        _average_all(self._group, self._parameters, self._gradients)
 
 
 class LateAverage(NamedAverage):
@@ -52,16 +56,13 @@ class PeriodicAverage(Strategy):
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach."""
         self._parameters, self._group = parameters, group
-        self._copies = HostCopies(parameters.tensors, parameters.values)
+        self._values = ParameterValues(parameters.tensors, parameters.values)
 
     def after_step(self) -> None:
         """See Strategy.after_step."""
         self._steps += 1
         if self._steps % self._every == 0:
-            self._copies.read()
-            for tensor, buffer in zip(self._parameters.tensors, self._copies.buffers, strict=True):
-                _average(self._group, f"{self._parameters.name}.{tensor.name}", buffer)
-            self._copies.write()
+            _average_all(self._group, self._parameters, self._values)
 
     def state_dict(self) -> dict[str, Any]:
         """See Strategy.state_dict."""

@@ -11,9 +11,9 @@ from keras_training import ROWS, _gradients, assert_alike, joined, make_data, ma
 from numpy.typing import NDArray
 
 import hvdkit.keras as hvd
+from hvdkit.asynchronous.parameter_values import ParameterValues
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.source import HostCopies
 from hvdkit.engine.strategy import Parameters
 
 RATE, EVERY, STEPS = 0.05, 3, 8
@@ -124,7 +124,7 @@ class _Reads(NamedAverage):
 
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach."""
-        HostCopies(parameters.tensors, parameters.values).read()
+        ParameterValues(parameters.tensors, parameters.values).read(0)
 
 
 def refused() -> None:

@@ -306,6 +306,47 @@ def test_closures_see_reduced_gradients(name: str) -> None:
     _alike(_on(2, _closure, name))
 
 
+_DENSE_AT = {  # by step: the ranks whose gradient is dense
+    "later": {2: (0, 1, 2), 3: (0, 1, 2)},
+    "first": {0: (0, 1, 2), 1: (0, 1, 2)},
+    "on one rank": {1: (1,), 2: (0,), 4: (2,)},
+    "first on one rank": {0: (2,), 3: (0, 1)},
+}
+
+
+def _mixed(case: str) -> float:
+    """From one process, of a table whose gradient is sparse or dense, by step and rank."""
+    with joined(check_replicas=1):
+        rank, size, found = hvd.rank(), hvd.size(), 0.0
+        torch.manual_seed(1)
+        model = nn.ModuleList([nn.Embedding(11, 3, sparse=True), nn.Linear(3, 2)]).double()
+        alone = copy.deepcopy(model)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        plain = torch.optim.SGD(alone.parameters(), 0.1)
+        for step in range(6):
+            dense = _DENSE_AT[case].get(step, ())
+            rows = torch.randint(0, 11, (size, 4), generator=torch.Generator().manual_seed(step))
+            for one, other, ranks in ((model, optimizer, [rank]), (alone, plain, range(size))):
+                other.zero_grad()
+                losses = []
+                for each in ranks:
+                    table: Any = one[0]
+                    penalty = 0.1 * table.weight.square().sum() if each in dense else 0.0
+                    losses.append(one[1](table(rows[each])).square().sum() + penalty)
+                (sum(losses) / len(losses)).backward()
+                other.step()
+            gradients = [each[0].weight.grad for each in (model, alone)]  # type: ignore[union-attr]
+            found = max(found, float((gradients[0].to_dense() - gradients[1].to_dense()).abs().max()))
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        return max(found, *(float((one - two).abs().max()) for one, two in pairs))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", list(_DENSE_AT))
+def test_a_sparse_gradient_may_be_dense_at_times_and_on_some_ranks(case: str) -> None:
+    assert max(run_ranks(3, _mixed, case)) < 1e-12
+
+
 def _embedding(sparse_as_dense: bool) -> list[Any]:
     torch.manual_seed(0)
     embedding, head = nn.Embedding(20, 3, sparse=True).double(), nn.Linear(3, 1).double()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 from typing import Any
 
@@ -92,3 +91,140 @@ def _differences_of_states(state: dict[int, Any], expected: dict[int, Any]) -> l
 def test_another_memory_format_changes_no_number(shard: str | None, name: str, where: range) -> None:
     for found in run_ranks(3, _differences, name, shard, where):
         assert max(found) < 1e-10
+
+
+def _met(form: str, *, convert: bool) -> list[Any]:
+    with joined():
+        model = _make()
+        optimizer = _wrap(model, "SGD", form, every=3)
+        for step in range(7):
+            if step == 4 and convert:
+                _last(model)
+            _step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+        optimizer.synchronize_parameters()
+        return [parameter.detach().tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("form", ["LocalSGD", "DiLoCo"])
+def test_another_memory_format_changes_no_average_of_parameters(form: str) -> None:
+    plain, converted = (run_ranks(3, _met, form, convert=convert) for convert in (False, True))
+    for one, two in zip(plain[0], converted[2], strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(two), rtol=0, atol=1e-6)
+
+
+def _refused_state(form: str) -> None:
+    """The shared values have an order that the parameters do not have any more when they are planned anew."""
+    with joined():
+        model = _make()
+        optimizer = _wrap(model, "SGD", form, every=3)
+        _step(model, optimizer, 0, range(hvd.rank(), hvd.rank() + 1))
+        _last(model)
+        model[2].bias.requires_grad_(True)
+        with pytest.raises(ValueError, match=r"the shared values of 0.weight have the memory format 'contiguous'"):
+            _step(model, optimizer, 1, range(hvd.rank(), hvd.rank() + 1))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_values_in_another_order_are_refused() -> None:
+    run_ranks(3, _refused_state, "LocalSGD")
+
+
+def _refused(form: str, arguments: dict[str, Any]) -> None:
+    with joined():
+        mine = range(hvd.rank(), hvd.rank() + 1)
+        model = _make()
+        optimizer = _wrap(model, "SGD", form, **arguments)
+        _step(model, optimizer, 0, mine)
+        optimizer.zero_grad()
+        model[2].weight.data = model[2].weight.data.float()
+        first = "The parameter 2.weight had the dtype torch.float64 .* and has the dtype torch.float32 now"
+        with pytest.raises(ValueError, match=first):  # in backward(), or in step() where that works on gradients
+            model[2].weight.sum().backward()
+            optimizer.step()
+        model[2].weight.data = model[2].weight.data.double()
+        _step(model, optimizer, 1, mine)  # as it was
+        optimizer.zero_grad()
+        model[4].weight.data = model[4].weight.data[:2]
+        model[4].bias.data = model[4].bias.data[:2]
+        shapes = r"4.weight had the shape \(3, 80\) .* has the shape \(2, 80\) now. So have 1 more."
+        with pytest.raises(ValueError, match=shapes):
+            _step(model, optimizer, 2, mine)
+        hvd.barrier()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [
+        ("DistributedOptimizer", {}),
+        ("DistributedOptimizer", {"shard": "optimizer"}),
+        ("DistributedOptimizer", {"shard": "gradients"}),
+        ("DistributedOptimizer", {"op": hvd.Adasum}),
+        ("LocalSGD", {"every": 2}),
+        ("AsynchronousOptimizer", {"staleness": 2}),
+        ("BackupSteps", {"drop": 1}),
+    ],
+    ids=str,
+)
+def test_another_dtype_or_shape_is_refused_by_name(form: str, arguments: dict[str, Any]) -> None:
+    run_ranks(3, _refused, form, arguments)
+
+
+def _planned_anew() -> float:
+    """After a conversion a new optimizer goes on with the state of the old one."""
+    with joined():
+        model, alone = _make().float(), _make().float()
+        optimizer, plain = _wrap(model, "SGD", shard="optimizer"), _plain(alone, "SGD")
+        for step in range(4):
+            if step == 2:
+                state = optimizer.state_dict()
+                model.double()
+                alone.double()
+                del optimizer
+                optimizer = _wrap(model, "SGD", shard="optimizer")
+                optimizer.load_state_dict(state)
+                state, plain = plain.state_dict(), _plain(alone, "SGD")
+                plain.load_state_dict(state)
+            for one, other, ranks in ((model, optimizer, range(hvd.rank(), hvd.rank() + 1)), (alone, plain, range(3))):
+                inputs = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+                mine = torch.cat([inputs[2 * rank : 2 * rank + 2] for rank in ranks]).to(model[0].weight.dtype)
+                other.zero_grad()
+                one(mine).square().mean().backward()
+                other.step()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        return max(float((one - two).abs().max()) for one, two in pairs)
+
+
+@pytest.mark.ranks
+def test_a_new_optimizer_plans_the_converted_model() -> None:
+    assert max(run_ranks(3, _planned_anew)) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_rank_that_converts_alone_ends_the_job_with_its_name() -> None:
+    script = """
+import torch, hvdkit.torch as hvd
+hvd.init()
+model = torch.nn.Linear(400, 400)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+for step in range(3):
+    if step == 1 and hvd.rank() == 1:
+        model.double()
+    optimizer.zero_grad()
+    model(torch.ones(2, 400, dtype=model.weight.dtype)).sum().backward()
+    optimizer.step()
+"""
+    ended = hvdrun(3, script)
+    assert ended.returncode != 0
+    assert b"had the dtype torch.float32" in ended.stdout + ended.stderr
+
+
+def test_another_device_is_refused_where_one_is_no_cpu() -> None:
+    parameter: Any = types.SimpleNamespace(dtype=1, shape=(2,), device=torch.device("cuda:0"))
+    planned = PlannedMetadata([("layer", parameter)])
+    planned.check()
+    parameter.device = torch.device("cuda:1")
+    with pytest.raises(ValueError, match=r"layer had the device cuda:0 .* has the device cuda:1 now"):
+        planned.check()

@@ -428,3 +428,41 @@ def broadcast_everything(transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_broadcast_from_every_root(transport: str, size: int) -> None:
     run_ranks(size, broadcast_everything, transport)
+
+
+def _no_numbers() -> None:
+    hvd.init()
+    row, table = torch.ones(3), torch.eye(3)
+    refused: list[tuple[Any, str]] = [
+        ([1.0, 2.0], r"takes torch tensors, not list\. Pass torch\.tensor"),
+        (3.0, "takes torch tensors, not float"),
+        (table.to_sparse(), r"takes dense tensors, and this one is sparse \(torch.sparse_coo\). Use hvd.sparse_all"),
+        (table.to_sparse().requires_grad_(), "takes dense tensors"),
+        (table.to_sparse_csr(), "takes dense tensors"),
+        (torch.nested.nested_tensor([row, row[:2]], layout=torch.jagged), "takes no nested tensors"),
+        (torch.empty(3, device="meta"), "on the meta device"),
+    ]
+    for given, said in refused:
+        for name in ("allreduce", "allgather", "alltoall", "reducescatter", "broadcast"):
+            more = (0,) if name == "broadcast" else ()
+            forms = [name, f"{name}_async"]
+            if name in ("allreduce", "broadcast"):
+                forms += [f"{name}_", f"{name}_async_"]
+            for form in forms:
+                with pytest.raises(TypeError, match=rf"^{form}\(\) {said}"):
+                    getattr(hvd, form)(given, *more)
+            if isinstance(given, torch.Tensor) and name != "broadcast" and name != "alltoall":
+                with pytest.raises(TypeError, match=rf"^grouped_{name}\(\) {said}"):
+                    getattr(hvd, f"grouped_{name}")([row, given])
+        for name in ("allreduce", "reducescatter"):
+            with pytest.raises(TypeError, match=rf"^{name}\(\) {said}"):
+                getattr(hvd, name)(given, compression=hvd.Compression.fp16)
+    with pytest.raises(TypeError, match=r"takes sparse COO tensors, not one of layout torch\.strided"):
+        hvd.sparse_allreduce_async(row, "s", hvd.Sum)
+    assert hvd.allreduce(row, op=hvd.Sum).tolist() == [float(hvd.size())] * 3
+    hvd.shutdown()
+
+
+@pytest.mark.ranks
+def test_what_has_no_numbers_is_refused_with_the_cure() -> None:
+    run_ranks(3, _no_numbers)

@@ -107,6 +107,7 @@ class PeriodicAverage(Strategy):
         self._shared: dict[str, Array] = {}  # by the name of the parameter, as the next two
         self._velocity: dict[str, Array] = {}
         self._met: dict[str, int] = {}  # the step after which the values were that met last
+        self._layouts: dict[str, str] = {}  # of the shared values, as TensorSpec.layout; not known of a loaded state
         self._fragments: list[_Fragment] = []
         self._reading = False  # are shared values missing, that the next step begins with the parameters' own?
 
@@ -159,8 +160,20 @@ class PeriodicAverage(Strategy):
         return [tensor.name for tensor in self._parameters.tensors]
 
     def _read_missing(self) -> None:
-        """Let the parameters' present values be the shared ones of those that have none."""
+        """Let the parameters' present values be the shared ones of those that have none.
+
+        Raises ValueError for a parameter whose elements have another order in memory than its shared values.
+        """
         assert self._parameters is not None and self._values is not None
+        for tensor in self._parameters.tensors:
+            if self._layouts.get(tensor.name, tensor.layout) != tensor.layout:
+                raise ValueError(
+                    f"{type(self).__name__}: the shared values of {tensor.name} have the memory format "
+                    f"{self._layouts[tensor.name] or 'contiguous'!r}, and the parameter now has "
+                    f"{tensor.layout or 'contiguous'!r}. Convert the model back, with model.to(memory_format=...), on "
+                    "all ranks, or load the optimizer's state again."
+                )
+        self._layouts = {tensor.name: tensor.layout for tensor in self._parameters.tensors}
         shared, velocity, met = self._shared, self._velocity, self._met
         self._shared, self._velocity, self._met = {}, {}, {}
         for index, tensor in enumerate(self._parameters.tensors):
@@ -331,11 +344,12 @@ class PeriodicAverage(Strategy):
             "shared": {name: array.copy() for name, array in self._shared.items()},
             "velocity": {name: array.copy() for name, array in self._velocity.items()},
             "met": dict(self._met),
+            "layouts": dict(self._layouts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Strategy.load_state_dict. An empty one: begin anew, from the parameters of the next step."""
-        if state and set(state) != {"steps", "shared", "velocity", "met"}:
+        if state and {*state} - {"layouts"} != {"steps", "shared", "velocity", "met"}:
             raise ValueError(
                 f"{type(self).__name__}.load_state_dict() needs steps, shared, velocity and met; the state has "
                 f"{', '.join(sorted(map(str, state)))}. It was saved by another strategy."
@@ -345,4 +359,5 @@ class PeriodicAverage(Strategy):
         self._shared = {name: np.array(array) for name, array in state.get("shared", {}).items()}
         self._velocity = {name: np.array(array) for name, array in state.get("velocity", {}).items()}
         self._met = {name: int(step) for name, step in state.get("met", {}).items()}
+        self._layouts = dict(state.get("layouts", {}))
         self._reading = self._parameters is not None

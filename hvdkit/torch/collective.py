@@ -19,6 +19,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.torch import device_operations, gpu
 from hvdkit.torch.handles import Handle, make_handle
+from hvdkit.torch.refusals import refuse
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, contiguous, dtype_name
 from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Buffer
@@ -152,8 +153,13 @@ def collective(definition: Callable[Parameters, Collective[Result]]) -> Callable
     define = _rename(definition, definition.__name__.strip("_"))
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        return define(*args, **kwargs).do_differentiably()
+        try:
+            return define(*args, **kwargs).do_differentiably()
+        except _BAD_ARGUMENTS as error:
+            refuse(error, name, *args, **kwargs)
+            raise
 
+    name = definition.__name__.strip("_")
     result = definition.__annotations__["return"].removeprefix("Collective[").removesuffix("]")
     return _describe(form, definition, definition.__name__, definition.__doc__, result)
 
@@ -166,6 +172,7 @@ def in_place(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]
         try:
             return define(*args, **kwargs).do(in_place=True)
         except _BAD_ARGUMENTS as error:
+            refuse(error, f"{name}_", *args, **kwargs)
             _name_form(error, name, f"{name}_")
             raise
 
@@ -187,6 +194,7 @@ def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> 
         try:
             return define(*args, **kwargs).begin(in_place=in_place)
         except _BAD_ARGUMENTS as error:
+            refuse(error, f"{name}_async{end}", *args, **kwargs)
             _name_form(error, name, f"{name}_async{end}")
             raise
 
@@ -200,8 +208,8 @@ def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> 
     return _describe(form, definition, f"{name}_async{end}", docstring, "int")
 
 
-#: What the definition of a call raises for its arguments, or before init().
-_BAD_ARGUMENTS = (TypeError, ValueError, NotImplementedError)
+#: What a call raises for its arguments, or before init(); torch's own for tensors that cannot be sent among them.
+_BAD_ARGUMENTS = (TypeError, ValueError, AttributeError, RuntimeError)
 
 
 def _name_form(error: Exception, name: str, form: str) -> None:

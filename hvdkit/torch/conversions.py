@@ -18,29 +18,28 @@ class PlannedMetadata:
     def __init__(self, named: Named) -> None:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self._dtypes, self._shapes = self._read_dtypes(), self._read_shapes()
-        self._devices = self._read_devices()
+        self._dtypes = self._read("dtype")
+        self._shapes, self._devices = self._read("shape"), self._read("device")
         self._on_device = any(device.type != "cpu" for device in self._devices)
 
-    def _read_dtypes(self) -> list[Any]:
-        return [parameter.dtype for parameter in self._parameters]
-
-    def _read_shapes(self) -> list[Any]:
-        return [parameter.shape for parameter in self._parameters]
-
-    def _read_devices(self) -> list[Any]:
-        return [parameter.device for parameter in self._parameters]
+    def _read(self, what: str) -> list[Any]:
+        return [getattr(parameter, what) for parameter in self._parameters]
 
     def check(self) -> None:
         """Raise ValueError, with its name, for a parameter that is another one now; not collective."""
-        if self._read_dtypes() != self._dtypes:
-            self._refuse("dtype", self._dtypes, self._read_dtypes())
-        if self._read_shapes() != self._shapes:
-            self._refuse("shape", self._shapes, self._read_shapes())
-        if self._on_device and self._read_devices() != self._devices:
-            self._refuse("device", self._devices, self._read_devices())
+        self.check_dtypes()
+        if self._read("shape") != self._shapes:
+            self._refuse("shape", self._shapes)
 
-    def _refuse(self, what: str, planned: Sequence[Any], now: Sequence[Any]) -> None:
+    def check_dtypes(self) -> None:
+        """Do without the shapes, which cost most of the time: TorchSource sees another one where it copies."""
+        if [parameter.dtype for parameter in self._parameters] != self._dtypes:
+            self._refuse("dtype", self._dtypes)
+        if self._on_device and self._read("device") != self._devices:
+            self._refuse("device", self._devices)
+
+    def _refuse(self, what: str, planned: Sequence[Any]) -> None:
+        now = self._read(what)
         changed = [at for at in range(len(planned)) if planned[at] != now[at]]
         first, more = changed[0], f" So have {len(changed) - 1} more." if len(changed) > 1 else ""
         raise conversion_error(self._names[first], what, planned[first], now[first], more)

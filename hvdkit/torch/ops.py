@@ -50,6 +50,7 @@ from hvdkit.torch.collective import (
 )
 from hvdkit.torch.compression import Compression
 from hvdkit.torch.reduce import Described, Narrow, announce, announce_reduction, check_group, first, mean
+from hvdkit.torch.refusals import check_numbers
 from hvdkit.torch.tensors import as_tensor
 from hvdkit.transport.buffer import Buffer
 
@@ -304,6 +305,7 @@ def reducescatter(
     """
     if compression is Compression.none:
         return _reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor)
+    check_numbers([tensor], "reducescatter")
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
@@ -321,6 +323,8 @@ def grouped_reducescatter(
     tensors: at least one, the same list on all ranks. Shapes, dtypes, arguments and what it raises: as
     reducescatter(); ValueError also for an empty list.
     """
+    if compression is not Compression.none:
+        check_numbers(tensors := list(tensors), "grouped_reducescatter")
     return list(
         reduce_compressed(
             compression,
@@ -340,11 +344,17 @@ def sparse_allreduce_async(
 
     tensor: COO format, with the same shape and dtype on all ranks and any number of entries.
     name: of the operation, the same on all ranks. op: Average or Sum, else ValueError.
-    Both calls raise the errors of allgather(), which carries out the reduction.
+    Raises TypeError for another format. Both calls raise the errors of allgather(), which carries out the reduction.
     """
     if op not in (Average, Sum):
         raise ValueError(
             f"sparse_allreduce_async(): op is {op!r}; sparse tensors can be reduced with hvd.Average or hvd.Sum only."
+        )
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        what = f"one of layout {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(
+            f"sparse_allreduce_async() takes sparse COO tensors, not {what}. Use hvd.allreduce_async() for dense "
+            "tensors, and tensor.to_sparse() for those of another sparse layout."
         )
     local = tensor.coalesce() if not tensor.is_coalesced() else tensor
     indices = allgather_async(local.indices().t().contiguous(), f"{name}.indices", process_set)

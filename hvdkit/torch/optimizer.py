@@ -28,7 +28,7 @@ from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards, sharded
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.strategies import choose_strategy
 from hvdkit.torch.sync import GradientSync
-from hvdkit.torch.wrapped import Wrapped, number_parameters
+from hvdkit.torch.wrapped import KnownGroups, Wrapped, number_parameters
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -184,6 +184,7 @@ def DistributedOptimizer(
         if shards is not None and shards.receiver is not None:
             shards.receiver.together = _together(sync)
     state: dict[str, Any] = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
+    state["_hvdkit_known"] = KnownGroups()
     mixin: type[Wrapped] = Wrapped
     if sync is not None and shards is not None:
         mixin, state["_hvdkit_shards"] = ShardedWrapped, shards

@@ -16,6 +16,7 @@ from hvdkit.engine.named.submit import reduce_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.collective import Collective, Result, Rows, Tensors, asynchronous, collective, in_place
 from hvdkit.torch.compression import Compression, Compressor
+from hvdkit.torch.refusals import check_numbers
 from hvdkit.torch.tensors import name_of_dtype
 
 Narrow = type[Compressor]
@@ -158,6 +159,7 @@ def allreduce(
     """
     if compression is Compression.none:
         return _allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    check_numbers([tensor], "allreduce")
     return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[
         0
     ]
@@ -178,6 +180,8 @@ def grouped_allreduce(
     tensors: at least one, of any shapes and dtypes, the same list on all ranks. The other arguments, and what it
     raises: as allreduce(); ValueError also for an empty list.
     """
+    if compression is not Compression.none:
+        check_numbers(tensors := list(tensors), "grouped_allreduce")
     return list(
         reduce_compressed(
             compression,

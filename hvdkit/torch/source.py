@@ -11,6 +11,7 @@ from hvdkit.engine.planned.plan import Plan, Slot, cut_slots
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import gpu, staging
+from hvdkit.torch.conversions import conversion_error
 from hvdkit.torch.layout import Named, arrange, describe_parameters, strides_of
 from hvdkit.torch.own_part import own_parts
 from hvdkit.torch.sharding.gradient import ShardedGradient
@@ -56,11 +57,8 @@ class _Seen:
 
 def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Is it a parameter as a whole, copied, and of real numbers? Gradients of others may be seen conjugated."""
-    return not part.own and _is_whole(part.slot, parameters) and not parameters[part.slot.tensor].is_complex()
-
-
-def _is_whole(slot: Slot, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    return slot.stop - slot.start == parameters[slot.tensor].numel()
+    slot, parameter = part.slot, parameters[part.slot.tensor]
+    return not part.own and slot.stop - slot.start == parameter.numel() and not parameter.is_complex()
 
 
 class TorchSource:
@@ -81,6 +79,7 @@ class TorchSource:
         self._plan = Plan((), ())
         #: Of each parameter, as all ranks have planned: it may be converted to another memory format later.
         self.strides = [strides_of(parameter) for parameter in self.parameters]
+        self._shapes = [parameter.shape for parameter in self.parameters]
         self._seen: dict[int, _Seen] = {}
         #: bucket -> first element -> (address of the gradient, the part of it that was sent)
         self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
@@ -162,7 +161,7 @@ class TorchSource:
             else:
                 sources.append(gradient)
                 targets.append(one.view)
-        _copy(targets, sources)
+        self._copy(targets, sources)
         return Filled(frozenset(unused), segments)
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
@@ -195,7 +194,24 @@ class TorchSource:
                 parameter.grad = torch.zeros_like(parameter)
             sources.append(source)
             targets.append(self._part(parameter, slot))
-        _copy(targets, sources)
+        self._copy(targets, sources)
+
+    def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        try:
+            _copy(targets, sources)
+        except RuntimeError:
+            for index in range(len(self.parameters)):
+                self._check_shape(index)
+            raise
+
+    def _check_shape(self, index: int) -> None:
+        """Raise ValueError for a parameter that has got another shape."""
+        planned, now = self._shapes[index], self.parameters[index].shape
+        if now != planned:
+            raise conversion_error(self.tensors[index].name, "shape", planned, now)
+
+    def _is_whole(self, slot: Slot) -> bool:
+        return slot.stop - slot.start == self.tensors[slot.tensor].count
 
     def _device(self, bucket: int) -> torch.device:
         return self.parameters[self._plan.buckets[bucket].slots[0].tensor].device
@@ -209,14 +225,13 @@ class TorchSource:
         return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self.parameters)
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
-        if _is_whole(slot, self.parameters):
-            parameter = self.parameters[slot.tensor]
-            return flat.as_strided(parameter.shape, self.strides[slot.tensor], flat.storage_offset() + start)
+        if self._is_whole(slot):
+            return flat.as_strided(self._shapes[slot.tensor], self.strides[slot.tensor], flat.storage_offset() + start)
         return flat[start : start + slot.stop - slot.start]
 
     def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
         """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
-        if not _is_whole(slot, self.parameters):
+        if not self._is_whole(slot):
             return gradient
         if gradient.stride() != self.strides[slot.tensor]:
             return None
@@ -224,11 +239,12 @@ class TorchSource:
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
         """The slot's elements of the parameter's gradient, sharing memory."""
+        self._check_shape(slot.tensor)
         gradient = self.dense_gradient(slot.tensor)
         assert gradient is not None
         if gradient.is_conj():  # its memory holds the conjugate
             parameter.grad = gradient = gradient.resolve_conj()
-        if _is_whole(slot, self.parameters):
+        if self._is_whole(slot):
             return gradient
         strides = self.strides[slot.tensor]
         if gradient.stride() != strides:

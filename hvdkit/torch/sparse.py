@@ -43,17 +43,36 @@ class SparseGradients:
             reduce_sparse(transport, None, named[index][1], average=self._average)
 
 
+_NONE, _SPARSE, _DENSE = range(3)
+
+
 def reduce_sparse(
     transport: Transport, gradient: torch.Tensor | None, like: torch.Tensor, *, average: bool
 ) -> torch.Tensor | None:
-    """Add up the ranks' sparse gradients of one parameter; collective.
+    """Add up the ranks' gradients of one parameter; collective.
 
-    gradient: sparse COO of like's shape, sparse in the first dimension alone; None counts as nothing.
-    Returns it coalesced, divided by the number of ranks for an average; None if no rank has any.
+    gradient: of like's shape, dense, or sparse COO in the first dimension alone; None counts as nothing.
+    Returns it dense if it is so on any rank, as one process would have it, else coalesced; divided by the number of
+    ranks for an average; None if no rank has any.
     """
-    have = gather_ints(transport, -1 if gradient is None else 1)
-    if max(have) < 0:
+    kind = max(gather_ints(transport, _NONE if gradient is None else _SPARSE if gradient.is_sparse else _DENSE))
+    if kind == _NONE:
         return None
+    summed = (_add_dense if kind == _DENSE else _add_rows)(transport, gradient, like)
+    if average:
+        summed = summed / transport.size
+    return summed.to(like.device)
+
+
+def _add_dense(transport: Transport, gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    host = torch.zeros(like.shape, dtype=like.dtype)
+    if gradient is not None:
+        host.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+    transport.allreduce(as_buffer(host), "sum")
+    return host
+
+
+def _add_rows(transport: Transport, gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     if gradient is None:
         indices = torch.empty(0, dtype=torch.int64)
         values = torch.empty(0, *like.shape[1:], dtype=like.dtype)
@@ -65,9 +84,6 @@ def reduce_sparse(
     width = values[0].numel() if indices.numel() else like[0].numel()
     all_indices = as_tensor(transport.allgather(as_buffer(indices), rows))
     joined = as_tensor(transport.allgather(as_buffer(values), [count * width for count in rows]))
-    summed = torch.sparse_coo_tensor(
+    return torch.sparse_coo_tensor(
         all_indices.view(1, -1), joined.view(-1, *like.shape[1:]), like.shape, check_invariants=False
     ).coalesce()
-    if average:
-        summed = summed / transport.size
-    return summed.to(like.device)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -17,16 +17,18 @@ from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.engine.strategy import Strategy
-from hvdkit.errors import HorovodInternalError
 from hvdkit.torch import autograd
+from hvdkit.torch.cleared import Witnesses, are_cleared, reduced_already
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.conversions import PlannedMetadata
+from hvdkit.torch.follower import Follower, hook_gradients
 from hvdkit.torch.layout import Named
 from hvdkit.torch.replicas import checksums
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.tensors import dtype_name
 from hvdkit.torch.uncompiled import uncompiled
+from hvdkit.torch.weakly import weakly
 from hvdkit.transport.api import Transport
 
 _numbers = itertools.count()
@@ -34,16 +36,6 @@ _numbers = itertools.count()
 #: By id of a strategy, whose parameters it is attached to: Keras may use one for several lists of them, in turn. A sync
 #: holds its strategy, so that an id is not used again while its entry is there.
 _attached: weakref.WeakValueDictionary[int, GradientSync] = weakref.WeakValueDictionary()
-
-
-class Follower(Protocol):
-    """What takes part in each step of an optimizer, beside its strategy."""
-
-    def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """What is added to `parameter.grad` in place of a gradient that backward has computed; None for itself."""
-
-    def stepped(self, sync: GradientSync) -> None:
-        """The optimizer has stepped; may be collective."""
 
 
 class GradientSync:
@@ -90,10 +82,16 @@ class GradientSync:
         self._summed: set[int] = set()  # reduced since the last step, where the strategy is not repeatable
         self._tasks: set[int] = set()  # backward passes under way
         self._done_passes = 0
+        self._witnesses = Witnesses()  # of a window that is not complete
         self._postponed = False  # a complete window waits for synchronize()
         self._reduced = False  # a window since the last step
         self._notice = CompiledNotice()
         self.add(named)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All that it has been given."""
+        return [parameter for _, parameter in self._named]
 
     @property
     def group(self) -> Group:
@@ -103,7 +101,7 @@ class GradientSync:
     def follow(self, follower: Follower) -> None:
         """Have one object, and no other any more, take part in each gradient and step."""
         if self.follower is None:
-            _hook_gradients(weakref.ref(self), [parameter for _, parameter in self._named])
+            hook_gradients(weakref.ref(self), self.parameters)
         self.follower = follower
 
     def enter(self) -> None:
@@ -114,7 +112,7 @@ class GradientSync:
         every = engine.runtime("DistributedOptimizer()").config.check_replicas
         self._replicas = ReplicaCheck(group.engine, self.name, every if self.strategy.equal_replicas else 0)
         for kind, method in (("plan", GradientSync._attach), ("sparse_gradients", GradientSync._look_on)):
-            group.engine.joining.contributions[f"{kind}.{self.name}"] = _weakly(weakref.ref(self), method)
+            group.engine.joining.contributions[f"{kind}.{self.name}"] = weakly(weakref.ref(self), method)
 
     def add(self, named: Named) -> None:
         """Take in more parameters; the strategy is attached to them before the next step, on all ranks alike.
@@ -125,7 +123,7 @@ class GradientSync:
         self._frozen.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
         if self.follower is not None:
-            _hook_gradients(weakref.ref(self), [parameter for _, parameter in named])
+            hook_gradients(weakref.ref(self), [parameter for _, parameter in named])
         self._changed = True
         self._hook()
 
@@ -164,13 +162,9 @@ class GradientSync:
     def _on_gradient(self, index: int) -> None:
         task = autograd.current_task()
         if task not in self._tasks:
-            self._begin_task(task)
+            self._begin_task(task, index)
         if index in self._summed:
-            raise HorovodInternalError(
-                f"backward() computed the gradient of {self._named[index][0]} more than backward_passes_per_step="
-                f"{self._passes} times before optimizer.step(). With op=hvd.Sum, shard or hvd.BackupSteps() gradients "
-                "are reduced once a step. Increase backward_passes_per_step, or call optimizer.step() earlier."
-            )
+            raise reduced_already(self._named[index][0], self._passes)
         self._written.add(index)
         position = self._position.get(index)
         if position is not None:
@@ -178,16 +172,26 @@ class GradientSync:
             if self._done_passes + 1 >= self._passes:
                 self.strategy.arrived(position)
 
-    def _begin_task(self, task: int) -> None:
+    def _begin_task(self, task: int, arrived: int) -> None:
         """Take note of a backward pass, once, although hooks of several devices may come here at the same time.
 
-        Raises ValueError for parameters that were converted since the plan was made.
+        arrived: the parameter whose gradient is the first one.
+        Raises ValueError for parameters whose dtype was converted since the plan was made.
         """
         with autograd.first_of_pass:
             if task not in self._tasks:
-                self._planned.check()
+                self._planned.check_dtypes()
+                if not self._tasks and (self._done_passes or self._summed):
+                    self._drop_cleared(arrived)
                 self._tasks.add(task)
                 autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
+
+    def _drop_cleared(self, arrived: int) -> None:
+        """Begin the window anew where its gradients were cleared without zeroed()."""
+        if self._witnesses.show_untouched(self._named, arrived):
+            return
+        if are_cleared(self._named, self._summed or self._written, arrived):
+            self._drop_window()
 
     def _backward_ended(self, task: int, reduce: bool) -> None:
         self._tasks.discard(task)
@@ -199,6 +203,8 @@ class GradientSync:
                 self._reduce_window()
             else:  # another optimizer's reduction has failed: the window is complete, and left to step()
                 self._postponed = True
+        else:
+            self._witnesses.note(self._named, self._written)
 
     def set_passes(self, passes: int) -> None:
         """Windows are of so many backward passes from now on."""
@@ -215,6 +221,10 @@ class GradientSync:
         unseen = not self._written and not self._done_passes
         if unseen and self._reduced:
             return
+        if not self._postponed:  # gradients of a window that was cut short may have been cleared since
+            gone = {index for index in self._written if self._named[index][1].grad is None}
+            self._written -= gone
+            self._source.written -= {self._position[index] for index in gone if index in self._position}
         if unseen:  # set by hand, or nothing here while other ranks have gradients
             self._find_gradients()
         self._reduce_window()
@@ -247,6 +257,7 @@ class GradientSync:
         self._source.written.clear()
         self._done_passes = 0
         self._postponed = False
+        self._witnesses.forget()
 
     def _attach_if_changed(self) -> None:
         """Attach the strategy where parameters were added or unfrozen, on all ranks alike; collective."""
@@ -297,6 +308,9 @@ class GradientSync:
     def zeroed(self) -> None:
         """The user has thrown the gradients away, and with them what was accumulated and not yet reduced."""
         self._check_interrupted()
+        self._drop_window()
+
+    def _drop_window(self) -> None:
         if self._postponed:
             self.strategy.cancel()
         self._begin_window()
@@ -365,32 +379,6 @@ class GradientSync:
         self._position.clear()
         self._planned = PlannedMetadata(())
         self._attached, self._changed = False, True
-
-
-def _weakly(
-    held: weakref.ref[GradientSync], method: Callable[[GradientSync, Transport, Sequence[int]], None]
-) -> Callable[[], Action | None]:
-    """Finds the method of an object, as long as that is there."""
-
-    def find() -> Action | None:
-        sync = held()
-        return None if sync is None else functools.partial(method, sync)
-
-    return find
-
-
-def _hook_gradients(held: weakref.ref[GradientSync], parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Show each gradient to the follower before it is accumulated, also those of parameters that are frozen now."""
-
-    def show(gradient: torch.Tensor) -> torch.Tensor | None:
-        sync = held()
-        return None if sync is None or sync.follower is None else sync.follower.gradient(gradient)
-
-    for parameter in parameters:
-        trained = parameter.requires_grad
-        parameter.requires_grad_(True)  # a hook is refused otherwise, and kept afterwards
-        parameter.register_hook(uncompiled(show))
-        parameter.requires_grad_(trained)
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,7 @@ class Wrapped(PlainCopies):
     _hvdkit: GradientSync | None = None
     _hvdkit_skip = False
     _hvdkit_synchronized = False
+    _hvdkit_known: KnownGroups
 
     def synchronize(self) -> None:
         """Reduce gradients that have not been reduced yet. backward() has done so, unless a window was cut short.
@@ -51,7 +53,10 @@ class Wrapped(PlainCopies):
             self._hvdkit_skip = False
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, between the two halves of its strategy's."""
+        """The optimizer's own step, between the two halves of its strategy's.
+
+        Raises ValueError if param_groups has parameters that were put there by hand: their gradients are not reduced.
+        """
         sync, synchronized = self._hvdkit, self._hvdkit_synchronized
         self._hvdkit_synchronized = False
         if synchronized and not self._hvdkit_skip and closure is None:
@@ -62,6 +67,7 @@ class Wrapped(PlainCopies):
             )
         if sync is None:
             return self._hvdkit_step(closure, *args, **kwargs)
+        self._hvdkit_known.check(self.param_groups, sync)  # type: ignore[attr-defined]
         closure = sync.begin_step(closure, skip=self._hvdkit_skip)
         result = self._hvdkit_step(closure, *args, **kwargs)
         sync.end_step()
@@ -108,3 +114,36 @@ def number_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[list[tu
         [(f"group.{at}.{index}", parameter) for index, parameter in enumerate(group["params"])]
         for at, group in enumerate(param_groups)
     ]
+
+
+class KnownGroups:
+    """The lists of parameters in param_groups that have been looked at, compared by identity in each step."""
+
+    def __init__(self) -> None:
+        self._known: list[list[torch.nn.Parameter]] = []
+
+    def check(self, param_groups: Sequence[Mapping[str, Any]], sync: GradientSync) -> None:
+        """Raise ValueError for a parameter of the groups that is trained and that `sync` has not been given."""
+        groups = [group["params"] for group in param_groups]
+        if len(groups) == len(self._known) and all(map(_are_same, groups, self._known)):
+            return
+        given = set(map(id, sync.parameters))
+        unknown = [(at, index) for at, group in enumerate(groups) for index in _unknown_in(group, given)]
+        for at, index in unknown:
+            if groups[at][index].requires_grad:
+                raise ValueError(
+                    f'optimizer.step(): param_groups[{at}]["params"][{index}], of shape '
+                    f"{tuple(groups[at][index].shape)}, was put there after the optimizer was wrapped, so its gradient "
+                    "is not reduced and the ranks would drift apart. Pass new parameters to "
+                    "optimizer.add_param_group() on all ranks, or replace layers of the model before "
+                    "hvd.DistributedOptimizer()."
+                )
+        self._known = [] if unknown else [list(group) for group in groups]  # frozen ones may be trained later
+
+
+def _are_same(one: Sequence[torch.nn.Parameter], other: Sequence[torch.nn.Parameter]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _unknown_in(group: Sequence[torch.nn.Parameter], known: Collection[int]) -> list[int]:
+    return [index for index, parameter in enumerate(group) if id(parameter) not in known]

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hvdkit.engine.planned.plan import Bucket, Plan, Slot, TensorSpec
+from hvdkit.engine.planned.plan import Plan
 from hvdkit.transport.buckets import InPlaceSegment
-from hvdkit.transport.buffer import Buffer, make_buffer
+from hvdkit.transport.buffer import Buffer
 
 
 @dataclass(frozen=True)
@@ -47,29 +47,3 @@ class GradientSource(Protocol):
 
         Those have other memory. None of the replaced ones is started.
         """
-
-
-class HostCopies:
-    """All tensors of a source, each in host memory of its own, for strategies that compute with numpy.
-
-    buffers: one a tensor, (count,), in the order of `tensors`. Gives the source a plan of its own.
-    """
-
-    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
-        self._source = source
-        self.buffers = [make_buffer(tensor.count, tensor.dtype) for tensor in tensors]
-        buckets = [
-            Bucket(tensor.dtype, (Slot(index, 0, tensor.count),), tensor.count, frozenset({index}))
-            for index, tensor in enumerate(tensors)
-        ]
-        source.on_plan(Plan(tuple(tensors), tuple(buckets)))
-
-    def read(self) -> frozenset[int]:
-        """Copy all tensors into the buffers. Returns the indices of those that this rank does not use."""
-        unused = [self._source.fill(index, buffer, (0, 0)).locally_unused for index, buffer in enumerate(self.buffers)]
-        return frozenset().union(*unused)
-
-    def write(self, unused: Collection[int] = ()) -> None:
-        """Copy the buffers back, after read(). unused: indices of tensors that no rank uses; they are left alone."""
-        for index, buffer in enumerate(self.buffers):
-            self._source.drain(index, buffer, {index} & set(unused))

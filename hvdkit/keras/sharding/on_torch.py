@@ -17,6 +17,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
+from hvdkit.torch.conversions import PlannedMetadata
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Array
@@ -39,18 +40,14 @@ class TorchShards(ShardDriver):
         early: bool,
     ) -> None:
         self._parameters = [variable.value for variable in variables]
-        for tensor, parameter in zip(tensors, self._parameters, strict=True):
-            if not parameter.is_contiguous():
-                raise ValueError(
-                    f"DistributedOptimizer(): shard= needs variables whose elements lie in order in memory, and "
-                    f"{tensor.name} has the strides {parameter.stride()}. Make its value contiguous before."
-                )
+        _check_contiguous([tensor.name for tensor in tensors], self._parameters)
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=torch.get_num_threads())
         self._add, self._early = add, early
         self._results = [
             torch.empty(piece.count, dtype=self._parameters[piece.tensor].dtype) for piece in self.arrays.pieces
         ]
         self._names = [tensor.name for tensor in tensors]
+        self._planned = PlannedMetadata(list(zip(self._names, self._parameters, strict=True)))
         #: The tensors whose gradients backward has handed over; None but between before_backward() and scatter().
         self._arrived: set[int] | None = None
         if early:
@@ -72,7 +69,12 @@ class TorchShards(ShardDriver):
         return keras.Variable(view, dtype=_name(view), trainable=False, name=name)
 
     def refresh(self, pieces: Sequence[Any]) -> None:
-        """See ShardDriver.refresh: a parameter may have got other memory."""
+        """See ShardDriver.refresh: a parameter may have got other memory.
+
+        Raises ValueError for one that was converted to another dtype, shape or memory format.
+        """
+        self._planned.check()
+        _check_contiguous(self._names, self._parameters)
         for piece, variable in zip(self.arrays.pieces, pieces, strict=True):
             view = self._view(piece)
             if view.data_ptr() != variable.value.data_ptr():
@@ -91,6 +93,7 @@ class TorchShards(ShardDriver):
     def before_backward(self) -> None:
         """See ShardDriver.before_backward. Raises BackwardInterruptedError as ShardedArrays.begin() does."""
         if self._early and not self._arrived:
+            self._planned.check()
             self._begin()
             self._arrived = set()
 
@@ -115,7 +118,8 @@ class TorchShards(ShardDriver):
         self._arrived = arrived
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """See ShardDriver.scatter. Raises ValueError for a gradient that backward has handed over."""
+        """See ShardDriver.scatter. Raises ValueError as refresh(), and for a gradient that backward has handed over."""
+        self._planned.check()
         if self._arrived is None:
             self._begin()
         arrived, self._arrived = self._arrived or set(), None
@@ -150,6 +154,16 @@ class TorchShards(ShardDriver):
         host = numbers.detach().cpu().clone()
         self._add(host.numpy())
         return host.to(numbers.device)
+
+
+def _check_contiguous(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
+    for name, parameter in zip(names, parameters, strict=True):
+        if not parameter.is_contiguous():
+            raise ValueError(
+                f"DistributedOptimizer(): shard= needs variables whose elements lie in order in memory, and {name} has "
+                f"the strides {parameter.stride()} for the shape {tuple(parameter.shape)}. Make its value contiguous: "
+                "variable.value.data = variable.value.data.contiguous()."
+            )
 
 
 def _computed(find: Callable[[], TorchShards | None], tensor: int, _: torch.Tensor) -> None:
