@@ -338,7 +338,7 @@ def _mixed(case: str) -> float:
             gradients = [each[0].weight.grad for each in (model, alone)]  # type: ignore[union-attr]
             found = max(found, float((gradients[0].to_dense() - gradients[1].to_dense()).abs().max()))
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        return max(found, *(float((one - two).abs().max()) for one, two in pairs))
+        return max(found, *(float((one - two).detach().abs().max()) for one, two in pairs))
 
 
 @pytest.mark.ranks

@@ -65,7 +65,7 @@ def _after_skipped_steps(form: str, arguments: dict[str, Any], clearing: str) ->
         if form != "DistributedOptimizer":
             optimizer.finish()
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        return max(float((one - two).abs().max()) for one, two in pairs)
+        return max(float((one - two).detach().abs().max()) for one, two in pairs)
 
 
 @pytest.mark.ranks

@@ -70,7 +70,8 @@ def _differences(name: str, shard: str | None, where: range) -> list[float]:
             if step in (1, 2, 4):
                 found += _differences_of_states(optimizer.state_dict()["state"], plain.state_dict()["state"])
         return found + [
-            float((one - two).abs().max()) for one, two in zip(model.parameters(), alone.parameters(), strict=True)
+            float((one - two).detach().abs().max())
+            for one, two in zip(model.parameters(), alone.parameters(), strict=True)
         ]
 
 
@@ -148,7 +149,7 @@ def _refused(form: str, arguments: dict[str, Any]) -> None:
         optimizer.zero_grad()
         model[4].weight.data = model[4].weight.data[:2]
         model[4].bias.data = model[4].bias.data[:2]
-        shapes = r"4.weight had the shape \(3, 80\) .* has the shape \(2, 80\) now. So have 1 more."
+        shapes = r"4\.(weight|bias) had the shape \(3,.* has the shape \(2,.* now"
         with pytest.raises(ValueError, match=shapes):
             _step(model, optimizer, 2, mine)
         hvd.barrier()
@@ -194,7 +195,7 @@ def _planned_anew() -> float:
                 one(mine).square().mean().backward()
                 other.step()
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        return max(float((one - two).abs().max()) for one, two in pairs)
+        return max(float((one - two).detach().abs().max()) for one, two in pairs)
 
 
 @pytest.mark.ranks

@@ -439,8 +439,8 @@ def _no_numbers() -> None:
         (table.to_sparse(), r"takes dense tensors, and this one is sparse \(torch.sparse_coo\). Use hvd.sparse_all"),
         (table.to_sparse().requires_grad_(), "takes dense tensors"),
         (table.to_sparse_csr(), "takes dense tensors"),
-        (torch.nested.nested_tensor([row, row[:2]], layout=torch.jagged), "takes no nested tensors"),
-        (torch.empty(3, device="meta"), "on the meta device"),
+        (torch.nested.nested_tensor([row, row[:2], row], layout=torch.jagged), "takes no nested tensors"),
+        (torch.empty(3, device="meta"), "takes tensors that have numbers, and this one is on the meta device"),
     ]
     for given, said in refused:
         for name in ("allreduce", "allgather", "alltoall", "reducescatter", "broadcast"):
