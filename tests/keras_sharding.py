@@ -382,3 +382,34 @@ def refused() -> None:
         with raises(ValueError, "Unknown variable"):
             other = make_model().trainable_variables
             sharded.apply([keras.ops.zeros(one.shape) for one in other], other)
+
+
+def converted() -> None:
+    """On PyTorch a model may be converted as any module: its variables are refused by name then."""
+    for arguments in ({}, {"shard": "optimizer"}, {"shard": "gradients"}):
+        with joined():
+            model = make_model()
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), **arguments)
+            optimizer.build(model.trainable_variables)
+            _apply(optimizer, model)
+            before = model.get_weights()
+            model.double()
+            with raises(ValueError, "had the dtype torch.float32"):
+                _apply(optimizer, model)
+            model.float()
+            _apply(optimizer, model)
+            for new, old in zip(model.get_weights(), before, strict=True):
+                np.testing.assert_allclose(new - old, -0.19, rtol=1e-4)
+            kernel = model.trainable_variables[0].value
+            kernel.data = kernel.data.t().contiguous().t()
+            if arguments:
+                with raises(ValueError, "has the strides (1, 12) for the shape (12, 20)"):
+                    _apply(optimizer, model)
+            else:
+                _apply(optimizer, model)
+
+
+def _apply(optimizer: Any, model: Any) -> None:
+    variables = model.trainable_variables
+    dtype = str(variables[0].value.dtype).removeprefix("torch.")
+    optimizer.apply([keras.ops.ones(one.shape, dtype) for one in variables], variables)

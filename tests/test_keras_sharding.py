@@ -57,6 +57,12 @@ def test_gradients_that_were_sent_are_not_changed(misuse: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.keras("torch")
+def test_converted_variables_are_refused_by_name() -> None:
+    run_check(2, "torch", "keras_sharding:converted")
+
+
+@pytest.mark.slow
+@pytest.mark.keras("torch")
 def test_steps_of_which_a_rank_has_no_part() -> None:
     run_check(2, "torch", "keras_freed_gradients:particular_on_torch")
 
