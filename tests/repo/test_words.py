@@ -12,7 +12,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "hvdkit").rglob("*.py")), *sorted(ROOT.glob("packages/*/hvdkit_*/**/*.py"))]
 #: Word -> how often docstrings and comments may have it. Lower a number when you have removed some.
-MOST: dict[str, int] = {}
+MOST = {
+    "told": 54,
+    "tell": 62,
+    "tells": 48,
+    "said": 22,
+    "hear": 8,
+    "hears": 5,
+    "heard": 4,
+    "asked": 105,
+    "settle": 9,
+    "settled": 2,
+    "piece": 78,
+    "pieces": 97,
+    "meet": 32,
+    "meets": 2,
+    "stranger": 3,
+    "strangers": 1,
+}
 
 
 def texts(path: Path) -> Iterator[str]:
@@ -44,4 +61,16 @@ def test_no_public_name_has_such_a_word() -> None:
 
 
 REPLACED = {"told", "tell", "hear", "settle", "said", "piece", "look", "meet"}
-KNOWN: set[str] = set()
+KNOWN = {
+    "Piece",
+    "look",
+    "look_at_cores",
+    "own_piece",
+    "settle",
+    "settle_groups",
+    "settle_sizes",
+    "settle_slots",
+    "settle_stages",
+    "tell_command",
+    "tell_mpi_of_loss",
+}
