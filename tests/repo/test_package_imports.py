@@ -25,8 +25,8 @@ FURTHER = {
     "migrate": "",
     "planner": "launch.cli.numbers launch.plan.resolve_hosts tools.bench.report tools.charts",
     "ray": "elastic.regrouping elastic.state engine.runtime integrations.ranks transport.select",
-    "spark": "handshake integrations.ranks keras launch.agent.session_reaper launch.job.authenticated_server "
-    "launch.process startup torch training.sharding transport.addresses",
+    "spark": "handshake integrations.ranks keras launch.agent.session_reaper launch.function_outcome "
+    "launch.job.authenticated_server launch.process startup torch training.sharding transport.addresses",
 }
 
 
