@@ -100,9 +100,9 @@ class TorchShards:
         if self._whole is None and any(self._inner.state.get(one.tensor) for one in self._all()):
             raise HorovodInternalError(
                 f"The optimizer was divided among other ranks than the {len(ranks)} of now, or its parameters had "
-                "another dtype or memory format, and these parts of its state are gone. Load a state that state_dict() returned "
-                "before (elastic jobs: call state.commit(), "
-                "not only state.check_host_updates())."
+                "another dtype or memory format, and these parts of its state are gone. Load a state that "
+                "state_dict() returned before (elastic jobs: call state.commit(), not only "
+                "state.check_host_updates())."
             )
         self._drop()
         self._division = division
