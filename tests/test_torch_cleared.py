@@ -1,4 +1,4 @@
-"""What clears gradients ends their window, however it was called; parameters that an optimizer was not given."""
+"""Gradients cleared in any way end their window; parameters that an optimizer was not given are refused."""
 
 from __future__ import annotations
 

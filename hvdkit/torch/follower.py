@@ -1,4 +1,4 @@
-"""What takes part in each step of an optimizer, beside its strategy."""
+"""Take part in each gradient and step of an optimizer, beside its strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives say of arguments that have no numbers to send: lists, sparse, nested and meta tensors."""
+"""Errors of collectives for arguments without numbers to send: lists, sparse, nested and meta tensors."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Owner = TypeVar("Owner")
 def weakly(
     held: weakref.ref[Owner], method: Callable[[Owner, Transport, Sequence[int]], None]
 ) -> Callable[[], Action | None]:
-    """Finds the method of an object, as long as that is there."""
+    """A function that binds the method to the object, or returns None when the object is gone."""
 
     def find() -> Action | None:
         owner = held()
