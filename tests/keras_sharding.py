@@ -386,7 +386,8 @@ def refused() -> None:
 
 def converted() -> None:
     """On PyTorch a model may be converted as any module: its variables are refused by name then."""
-    for arguments in ({}, {"shard": "optimizer"}, {"shard": "gradients"}):
+    forms: list[dict[str, Any]] = [{}, {"shard": "optimizer"}, {"shard": "gradients"}]
+    for arguments in forms:
         with joined():
             model = make_model()
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), **arguments)

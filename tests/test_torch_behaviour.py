@@ -306,7 +306,7 @@ def test_closures_see_reduced_gradients(name: str) -> None:
     _alike(_on(2, _closure, name))
 
 
-_DENSE_AT = {  # by step: the ranks whose gradient is dense
+_DENSE_AT: dict[str, dict[int, tuple[int, ...]]] = {  # by step: the ranks whose gradient is dense
     "later": {2: (0, 1, 2), 3: (0, 1, 2)},
     "first": {0: (0, 1, 2), 1: (0, 1, 2)},
     "on one rank": {1: (1,), 2: (0,), 4: (2,)},
@@ -335,7 +335,8 @@ def _mixed(case: str) -> float:
                     losses.append(one[1](table(rows[each])).square().sum() + penalty)
                 (sum(losses) / len(losses)).backward()
                 other.step()
-            gradients = [each[0].weight.grad for each in (model, alone)]  # type: ignore[union-attr]
+            tables: list[Any] = [model[0], alone[0]]
+            gradients = [table.weight.grad for table in tables]
             found = max(found, float((gradients[0].to_dense() - gradients[1].to_dense()).abs().max()))
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
         return max(found, *(float((one - two).detach().abs().max()) for one, two in pairs))
