@@ -30,7 +30,7 @@ def _plain(model: nn.Module, name: str) -> torch.optim.Optimizer:
     return made
 
 
-def _make() -> nn.Sequential:
+def _make() -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 5, 3), nn.Flatten(), nn.Linear(5 * 16, 3))
     model[2].bias.requires_grad_(False)
@@ -45,7 +45,7 @@ def _step(model: Any, optimizer: Any, step: int, ranks: range) -> None:
     optimizer.step()
 
 
-def _last(model: nn.Module) -> None:
+def _last(model: Any) -> None:
     """Convert to channels last, and one square matrix to its transpose without any other memory."""
     cast(Any, model).to(memory_format=torch.channels_last)
     square = next(each for each in model.parameters() if each.dim() == 2)
