@@ -43,5 +43,5 @@ class _WithValue(torch.autograd.Function):
         return value.to(tensor).reshape(tensor.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
