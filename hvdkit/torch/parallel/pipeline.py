@@ -89,9 +89,7 @@ class Pipeline:
         arguments = {"target": targets, "losses": losses} if last else {}
         getattr(self._schedule, method)(*([inputs] if 0 in self.numbers else []), **arguments)
         mean = torch.stack([_whole(loss) for loss in losses]).mean() if last else None
-        if mean is None or self.mesh.pp > 1:
-            return self._broadcast(mean, inputs.device)
-        return mean
+        return mean if mean is not None and self.mesh.pp == 1 else self._broadcast(mean, inputs.device)
 
     def _broadcast(self, mean: torch.Tensor | None, device: torch.device) -> torch.Tensor:
         """The last stage's mean loss, in its dtype, on all stages; those before it do not know that dtype."""
