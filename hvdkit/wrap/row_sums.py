@@ -15,11 +15,11 @@ _COUNTS = ("len", "size")
 
 
 class Product(NamedTuple):
-    """line: of the product. function: first and last line of the function that it is in. count: the other factor."""
+    """line: of the product. function: first and last line of the function that it is in. factor: the other one, compiled."""
 
     line: int
     function: tuple[int, int]
-    count: CodeType
+    factor: CodeType
 
 
 def find_product(frame: FrameType, rows: int) -> int:
@@ -31,7 +31,7 @@ def find_product(frame: FrameType, rows: int) -> int:
         if not product.function[0] <= frame.f_lineno <= product.function[1]:
             continue
         try:
-            value = eval(product.count, frame.f_globals, frame.f_locals)
+            value = eval(product.factor, frame.f_globals, frame.f_locals)
         except Exception:  # a name that is not set yet, or an operand of another kind
             continue
         if type(value) is int and value == rows:
