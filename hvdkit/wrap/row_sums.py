@@ -15,7 +15,7 @@ _COUNTS = ("len", "size")
 
 
 class Product(NamedTuple):
-    """line: of the product. function: first and last line of the function that it is in. factor: the other one."""
+    """line: of the product. function: first and last line of the function around it. factor: the other one, as code."""
 
     line: int
     function: tuple[int, int]
