@@ -6,8 +6,8 @@ import ast
 import functools
 import linecache
 from collections.abc import Iterator
-from types import CodeType, FrameType
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 #: What an operand may be made of, so that evaluating it once more does nothing.
 _PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Call, ast.Load)
@@ -15,11 +15,11 @@ _COUNTS = ("len", "size")
 
 
 class Product(NamedTuple):
-    """line: of the product. function: first and last line of the function around it. factor: the other one, as code."""
+    """line: of the product. function: first and last line of the function around it. factor: the other one."""
 
     line: int
     function: tuple[int, int]
-    factor: CodeType
+    factor: ast.expr
 
 
 def find_product(frame: FrameType, rows: int) -> int:
@@ -31,7 +31,7 @@ def find_product(frame: FrameType, rows: int) -> int:
         if not product.function[0] <= frame.f_lineno <= product.function[1]:
             continue
         try:
-            value = eval(product.factor, frame.f_globals, frame.f_locals)
+            value = _evaluate(product.factor, frame)
         except Exception:  # a name that is not set yet, or an operand of another kind
             continue
         if type(value) is int and value == rows:
@@ -67,8 +67,22 @@ def _list_products(tree: ast.Module) -> Iterator[Product]:
             is_loss = _is_item(loss) or (isinstance(loss, ast.Name) and loss.id in losses)
             if is_loss and _is_plain(count) and ast.dump(count) not in summed:
                 around = [each for each in functions if each[0] <= one.lineno <= each[1]]
-                code = compile(ast.Expression(count), "<count>", "eval")
-                yield Product(one.lineno, max(around, default=(1, 10**9)), code)
+                yield Product(one.lineno, max(around, default=(1, 10**9)), count)
+
+
+def _evaluate(node: ast.expr, frame: FrameType) -> Any:
+    """Evaluate names, attributes, subscripts, constants, len() and size() in a frame. Raises what these raise."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return frame.f_locals[node.id] if node.id in frame.f_locals else frame.f_globals[node.id]
+    if isinstance(node, ast.Attribute):
+        return getattr(_evaluate(node.value, frame), node.attr)
+    if isinstance(node, ast.Subscript):
+        return _evaluate(node.value, frame)[_evaluate(node.slice, frame)]
+    assert isinstance(node, ast.Call)
+    function = len if isinstance(node.func, ast.Name) else _evaluate(node.func, frame)
+    return function(*(_evaluate(one, frame) for one in node.args))
 
 
 def _is_item(node: ast.expr) -> bool:
