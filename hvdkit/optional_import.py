@@ -22,7 +22,7 @@ def optional_import(module: str, extra: str = "", package: str = "hvdkit") -> Mo
             raise  # there, but broken inside: its own message says more than ours
         name = module.partition(".")[0]
         what = f"'{package}[{extra}]', in a clone '{_folder(package)}[{extra}]'" if extra else name
-        raise MissingDependencyError(f"The package '{name}' is not installed. Run: pip install {what}") from None
+        raise MissingDependencyError(f"The package '{module}' is not installed. Run: pip install {what}") from None
 
 
 def _folder(package: str) -> str:

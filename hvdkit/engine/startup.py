@@ -58,7 +58,7 @@ def open_world(
         if connection.base is not None:
             connection.base.close(idle=False)  # the other ranks do not wait for this one then
         raise
-    if config.elastic and part is None:
+    if config.elastic and part is None and "HOROVOD_RANK" in os.environ:  # set by what started the ranks
         os.environ.update(_name_for_scripts(world))
     return world, transport, connection.abort
 

@@ -17,7 +17,7 @@ from elastic_world_script import reference
 
 pytestmark = pytest.mark.cluster
 
-SCRIPT = Path(__file__).parents[1] / "elastic_world_script.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "elastic_world_script.py"
 
 
 @contextmanager

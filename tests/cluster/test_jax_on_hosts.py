@@ -15,7 +15,7 @@ from test_jax_distribution import JAX, SCRIPT, run
 
 pytestmark = pytest.mark.cluster
 
-TESTS = ROOT / "tests"
+TESTS = ROOT / "tests" / "support"
 COMMAND = [sys.executable, str(TESTS / "without_tensorflow.py"), SCRIPT]
 ON_JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
 

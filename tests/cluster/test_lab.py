@@ -114,7 +114,7 @@ def test_a_lab_ends_with_the_process_that_made_it(lab: Lab, tmp_path: Path) -> N
         f"lab = Lab(pathlib.Path({str(tmp_path)!r}), count=1); lab.up()\n"
         "print(*lab.hosts['node1'].processes(), lab.switch, flush=True); time.sleep(60)"
     )
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "support")))
     other = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
     )

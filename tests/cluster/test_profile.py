@@ -12,7 +12,7 @@ from cluster.lab import Lab
 
 pytestmark = pytest.mark.cluster
 
-SCRIPT = str(Path(__file__).parents[1] / "profiled_script.py")
+SCRIPT = str(Path(__file__).parents[1] / "support" / "profiled_script.py")
 
 
 def test_a_slow_network_and_a_late_rank_are_told_apart(lab: Lab) -> None:

@@ -59,7 +59,7 @@ def test_a_settings_flag_sets_its_variable_and_no_other() -> None:
 def test_every_flag_of_hvdrun_at_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = parse_arguments(["-np", "3", "--", sys.executable, "-c", "pass"])
-    job = plan_job(options, {"PATH": "/bin", "PYTHONUNBUFFERED": ""})
+    job = plan_job(options, {"PATH": "/bin", "HOME": "/root", "PYTHONUNBUFFERED": ""})
     assert (job.ranks, job.hosts, job.local, dict(job.variables)) == (3, (), True, {})
     assert job.command == (sys.executable, "-c", "pass")
 

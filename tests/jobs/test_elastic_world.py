@@ -14,8 +14,8 @@ from hvdrun_job import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-SCRIPT = ROOT / "tests" / "elastic_world_script.py"
-MAKER = ROOT / "tests" / "dying_maker_script.py"
+SCRIPT = ROOT / "tests" / "support" / "elastic_world_script.py"
+MAKER = ROOT / "tests" / "support" / "dying_maker_script.py"
 DIGITS = ROOT / "examples" / "pytorch_elastic_digits.py"
 
 

@@ -59,7 +59,7 @@ def test_under_elastic_horovodrun_the_others_go_on_without_a_rank_that_died(tmp_
     elastic = ["-np", "3", "--min-np", "2", "--max-np", "3", "--host-discovery-script", str(hosts)]
     # One machine has no second host to find a common interface with; a lost peer is given up after 5 s, not 30.
     elastic += ["--network-interfaces", "lo", "--gloo-timeout-seconds", "5"]
-    script = [sys.executable, str(ROOT / "tests" / "elastic_script.py"), str(tmp_path / "killed")]
+    script = [sys.executable, str(ROOT / "tests" / "support" / "elastic_script.py"), str(tmp_path / "killed")]
     # horovodrun takes new hosts in the order of a set: with this seed the last rank is on the second one and dies. When
     # rank 0 dies, Horovod's core sometimes leaves an operation without an answer (docs/guides/horovod_itself.md).
     done = _run(["horovodrun", "--gloo", *elastic, *script], tmp_path, PYTHONHASHSEED="0")

@@ -15,7 +15,7 @@ from hvdrun_job import ROOT, descendants
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 DIGITS = ROOT / "examples" / "pytorch_resumable_digits.py"
-SCRIPT = ROOT / "tests" / "elastic_world_script.py"
+SCRIPT = ROOT / "tests" / "support" / "elastic_world_script.py"
 
 
 def shared_memory(pids: set[str]) -> list[str]:

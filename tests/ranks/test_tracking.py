@@ -434,7 +434,7 @@ def test_a_run_ends_as_the_block_does(error: BaseException | None, end: End, mon
 def test_a_run_that_no_block_ends_ends_with_the_process(how: str, end: str, code: int, tmp_path: Path) -> None:
     lines = tmp_path / "runs"
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAKE_MLFLOW": str(lines)}
-    command = [sys.executable, str(ROOT / "tests" / "tracked_script.py"), how]
+    command = [sys.executable, str(ROOT / "tests" / "support" / "tracked_script.py"), how]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     (created, run), *ends = (line.split() for line in lines.read_text().splitlines())
     assert (done.returncode, created, ends) == (code, "created", [[end, run]]), done.stderr
@@ -513,7 +513,7 @@ def test_when_rank_0_dies_another_rank_goes_on_in_the_same_file_and_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MLFLOW", str(tmp_path / "runs"))
-    command = (str(ROOT / "tests" / "tracking_elastic_script.py"), str(tmp_path), "150")
+    command = (str(ROOT / "tests" / "support" / "tracking_elastic_script.py"), str(tmp_path), "150")
     job = train_and_kill(3, [0], "--min-np", "2", command=command)
     assert job.process.returncode == 0, job.output
     steps = [step for step, key, _ in read_csv(tmp_path / "run.csv") if key == "size"]

@@ -101,7 +101,7 @@ def test_an_accepted_flag_means_what_it_means_to_horovodrun(flag: str, files: Pa
         pytest.importorskip("yaml")
     joined = flag in ("--mpi-args", "--binding-args")  # they begin with a dash
     options = parse_arguments(arguments(flag, joined))
-    job = plan_job(options, {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": ""})
+    job = plan_job(options, {"PATH": "/usr/bin:/bin", "HOME": "/root", "PYTHONUNBUFFERED": ""})
     assert job.command == ("true",)
     assert job.ranks == 2
     expected = dict(SETS.get(flag, {}))
@@ -115,7 +115,12 @@ def test_an_accepted_flag_means_what_it_means_to_horovodrun(flag: str, files: Pa
 
 
 def test_variables_of_horovod_without_effect_are_named_unless_its_core_reads_them(files: Path) -> None:
-    environ = {"PATH": "/usr/bin:/bin", "HOROVOD_CYCLE_TIME": "3.5", "HOROVOD_FUSION_THRESHOLD": "67108864"}
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/root",
+        "HOROVOD_CYCLE_TIME": "3.5",
+        "HOROVOD_FUSION_THRESHOLD": "67108864",
+    }
     environ |= {"HOROVOD_TORUS_ALLREDUCE": "0", "HOROVOD_TIMELINE": "trace.json"}
     for engine, named in (("native", ["HOROVOD_CYCLE_TIME=3.5", "HOROVOD_FUSION_THRESHOLD=67108864"]), ("horovod", [])):
         job = plan_job(parse_arguments(["--engine", engine, "-np", "2", "true"]), environ)

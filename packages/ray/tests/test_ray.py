@@ -27,11 +27,12 @@ from hvdkit.errors import HorovodInternalError, LaunchError, LaunchTimeoutError,
 
 pytestmark = [pytest.mark.integrations, pytest.mark.ranks]
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # else Ray writes a token into the home directory
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", *sorted(ROOT.glob("packages/*")), HERE))),
     "OMP_NUM_THREADS": "1",
     "HVDKIT_ENGINE": "native",
 }
