@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SUPPORT = ROOT / "tests" / "support"
 #: Of the executors: hvdkit, the packages and the tests.
-_PATH = [SUPPORT / "quick_start", ROOT, SUPPORT, *sorted(ROOT.glob("packages/*")), HERE]
+PATH = [SUPPORT / "quick_start", ROOT, SUPPORT, *sorted(ROOT.glob("packages/*")), HERE]
 _OPTIONS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -36,7 +36,7 @@ def local_spark(master: str = "local-cluster[2,1,1024]") -> Iterator[Any]:
         hidden = Path(folder, "hidden", "tensorflow.py")
         hidden.parent.mkdir()
         hidden.write_text("raise ImportError('hidden by the tests')\n")
-        path = os.pathsep.join(map(str, [*_PATH, hidden.parent]))
+        path = os.pathsep.join(map(str, [*PATH, hidden.parent]))
         os.environ.update(SPARK_HOME=str(home), SPARK_LOCAL_DIRS=folder, PYSPARK_PYTHON=sys.executable)
         os.environ["PYTHONPATH"] = path  # of a master such as local[2]
         builder = pyspark.sql.SparkSession.builder.master(master).appName("tests")

@@ -16,7 +16,7 @@ import pytest
 import spark_functions
 import torch
 from hvdrun_job import alive, wait_until
-from spark_session import HERE, local_spark
+from spark_session import HERE, PATH, ROOT, SUPPORT, local_spark
 
 from hvdkit.errors import ConfigError, HorovodInternalError, LaunchError
 
@@ -183,7 +183,7 @@ def test_a_pipeline_fits_is_saved_loaded_and_transforms(spark: Any, tmp_path: Pa
 
 
 def run_script(*command: str) -> str:
-    env = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    env = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join(map(str, PATH))}
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -192,10 +192,10 @@ def run_script(*command: str) -> str:
 def test_the_example_learns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2] --conf spark.ui.enabled=false pyspark-shell")
     monkeypatch.chdir(tmp_path)
-    printed = run_script(str(HERE.parent / "examples" / "spark_digits.py"), "--epochs", "6", "--min-accuracy", "0.83")
+    printed = run_script(str(ROOT / "examples" / "spark_digits.py"), "--epochs", "6", "--min-accuracy", "0.83")
     assert re.search(r"^2 ranks  test accuracy \d", printed, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_keras_models_are_trained_continued_saved_and_transform() -> None:
-    assert "all is well" in run_script(str(HERE / "without_tensorflow.py"), str(HERE / "spark_keras_script.py"))
+    assert "all is well" in run_script(str(SUPPORT / "without_tensorflow.py"), str(HERE / "spark_keras_script.py"))
