@@ -20,7 +20,7 @@ from hvdkit.errors import TransportError
 
 HERE = Path(__file__).parents[1] / "support"
 SCRIPT = str(HERE / "keras_distribution_script.py")
-EXAMPLE = str(HERE.parent / "examples" / "keras_distribution.py")
+EXAMPLE = str(HERE.parents[1] / "examples" / "keras_distribution.py")
 #: No proxy listens there.
 PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 HIDDEN = (64, 128)

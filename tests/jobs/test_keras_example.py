@@ -15,7 +15,7 @@ from gallery import ENOUGH, EPOCHS
 from keras_ranks import PACKAGES
 
 HERE = Path(__file__).parents[1] / "support"
-DIGITS = str(HERE.parent / "examples" / "keras_digits.py")
+DIGITS = str(HERE.parents[1] / "examples" / "keras_digits.py")
 
 
 def start(folder: Path, backend: str, launcher: list[str], *options: str) -> subprocess.CompletedProcess[str]:

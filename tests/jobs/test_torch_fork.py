@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1] / "support"
 
 
 def _run(case: str, progress: str, job: Path = TESTS / "fork_job.py") -> subprocess.CompletedProcess[str]:
-    paths = [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS.parents[1]), os.environ.get("PYTHONPATH", "")]
     settings = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "HVDKIT_PROGRESS": progress,

@@ -13,6 +13,8 @@ from torch_world import joined
 
 import hvdkit.torch as hvd
 
+pytestmark = pytest.mark.native("Horovod's core has no sharded state and no such strategies")
+
 
 def _zero(model: nn.Module) -> None:
     model.zero_grad(set_to_none=False)

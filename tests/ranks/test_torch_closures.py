@@ -225,6 +225,7 @@ def _refused() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.native("Horovod's core has no backup steps")
 def test_backup_steps_cannot_decide_by_a_loss() -> None:
     assert "BackupSteps does not average it" in run_ranks(RANKS, _refused)[0]
 

@@ -209,6 +209,8 @@ def test_a_new_optimizer_plans_the_converted_model() -> None:
 def test_a_rank_that_converts_alone_ends_the_job_with_its_name() -> None:
     script = """
 import torch, hvdkit.torch as hvd
+
+pytestmark = pytest.mark.native("Horovod's core has no sharded state and no such strategies")
 hvd.init()
 model = torch.nn.Linear(400, 400)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())

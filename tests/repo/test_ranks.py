@@ -96,7 +96,7 @@ sys.stdin.read()
 
 def test_ranks_end_with_the_tests_that_started_them() -> None:
     tests = Path(__file__).parents[1] / "support"
-    paths = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(tests), str(tests.parents[1]), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
         [sys.executable, "-c", _ENDED_IN_A_TEST],
         env={**os.environ, "PYTHONPATH": paths},
