@@ -25,6 +25,12 @@ torch.distributed.init_process_group("gloo")
 torch.distributed.destroy_process_group()
 """
 
+#: As torchrun, which imports torch, and whose child processes meet.
+TRAINS_IN_A_CHILD = """
+import subprocess, sys, torch
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"], check=True)
+"""
+
 
 def run(script: str, folder: Path, *options: str, stand_in: bool = True) -> list[str]:
     """Run it on 3 ranks; returns what hvdrun says. stand_in: an empty module takes torch's place."""
@@ -51,10 +57,11 @@ def run(script: str, folder: Path, *options: str, stand_in: bool = True) -> list
         pytest.param("import json", [], marks=pytest.mark.slow),
         ("import torch\nfrom hvdkit.engine import runtime\nruntime.init()", []),
         ("import torch\nfrom mpi4py import MPI", []),
+        (TRAINS_IN_A_CHILD, []),
         pytest.param("import os\nif os.environ['RANK'] == '0': import torch", [], marks=pytest.mark.slow),
         pytest.param("import torch, ctypes, os\nctypes.CDLL(os.environ['MPI'])", [], marks=pytest.mark.slow),
     ],
-    ids=["separate", "no framework", "hvdkit", "mpi4py", "one rank", "MPI by another library"],
+    ids=["separate", "no framework", "hvdkit", "mpi4py", "a child", "one rank", "MPI by another library"],
 )
 def test_ranks_that_trained_separately_are_reported(
     script: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
