@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hvdrun_job import hvdrun, lines
 
+from hvdkit.launch.job.output import Output
 from hvdkit.launch.job.tracebacks import Tracebacks
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
@@ -58,6 +59,23 @@ def test_others_are_shown_as_they_are_the_first_one_first() -> None:
     pieces = [(2, True, mark(2, other)), (0, True, mark(0, TRACEBACK)), (1, True, mark(1, TRACEBACK))]
     alone, merged = show(pieces)
     assert alone == mark(2, other) and merged.startswith(b"[0-1] Traceback")
+
+
+def test_one_in_an_open_line_begins_a_line_and_has_one_prefix(capfd: pytest.CaptureFixture[str]) -> None:
+    async def pass_on() -> None:
+        output = Output()
+        output.prefix_of = lambda rank: b"[%d] " % rank
+        tracebacks = Tracebacks(output.write, output.prefix_of)
+        for rank in (0, 1):
+            tracebacks.pass_on(rank, True, b"[%d] 50 %%" % rank)
+        for rank in (0, 1, 2):
+            tracebacks.pass_on(rank, True, mark(rank, TRACEBACK)[4 * (rank < 2) :])
+        tracebacks.flush()
+        tracebacks.pass_on(1, True, b"[1] more\n")
+
+    asyncio.run(pass_on())
+    merged = "".join(f"[0-2] {line}" for line in TRACEBACK.decode().splitlines(keepends=True))
+    assert capfd.readouterr().err == f"[0] 50 %\n[1] 50 %\n{merged}[1] more\n"
 
 
 def test_what_is_no_traceback_is_not_held() -> None:
