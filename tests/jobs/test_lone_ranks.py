@@ -86,6 +86,14 @@ def test_elastic_without_elastic_run_is_reported(tmp_path: Path) -> None:
     assert line.startswith("hvdrun: --elastic had no effect: no rank ran its training by hvd.elastic.run")
 
 
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_function_of_elastic_run_may_end_the_script(tmp_path: Path) -> None:
+    script = "import sys, hvdkit.torch as hvd\nhvd.init()\n"
+    script += "hvd.elastic.run(lambda state: sys.exit())(hvd.elastic.TorchState())"
+    assert run(script, tmp_path, "--elastic", stand_in=False) == []
+
+
 def test_a_rank_that_stayed_out_is_named_only_where_others_have_met() -> None:
     def say(lone: tuple[int, ...], joined: tuple[int, ...], *, elastic: bool = False, trained: bool = False) -> str:
         ranks = Ranks(3)
