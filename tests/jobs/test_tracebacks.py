@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hvdrun_job import hvdrun, lines
@@ -90,9 +91,19 @@ def test_what_is_no_traceback_is_not_held() -> None:
     assert show(without, prefix=False) == [TRACEBACK, TRACEBACK]
 
 
+#: Ranks come to their errors together, also where one of them starts late.
+BARRIER = """
+folder = pathlib.Path({folder!r})
+(folder / os.environ["RANK"]).touch()
+while len(os.listdir(folder)) < 3:
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.ranks
-def test_an_error_of_all_ranks_is_read_once() -> None:
-    done = hvdrun(3, "print('out', file=sys.stderr)\n[][3]")
+def test_an_error_of_all_ranks_is_read_once(tmp_path: Path) -> None:
+    barrier = BARRIER.format(folder=str(tmp_path))
+    done = hvdrun(3, f"import os, pathlib, time\nprint('out', file=sys.stderr)\n{barrier}\n[][3]")
     said = lines(done.stderr)
     assert sorted(said[:3]) == ["[0] out", "[1] out", "[2] out"]
     assert said[3] == "[0-2] Traceback (most recent call last):"

@@ -57,7 +57,7 @@ def _has_met_others() -> bool:
 def _have_children_worked() -> bool:
     """Have child processes done work in which they may have met others, as those of torchrun and mp.spawn() do?
 
-    Workers of torch's DataLoader do not meet others. Which children they were is not known any more.
+    Workers of torch's DataLoader have not. Which children they were is not known any more.
     """
     signals = sys.modules.get("torch.utils.data._utils.signal_handling")
     if getattr(signals, "_SIGCHLD_handler_set", False):
