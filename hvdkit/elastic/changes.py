@@ -35,7 +35,7 @@ class Changes(Protocol):
         """
 
     def end(self, state: State, *, well: bool) -> None:
-        """Training ends. well: False if it has raised an exception on this rank."""
+        """Training ends. well: False if it has raised an exception on this rank, other than sys.exit(0)."""
 
 
 def find_changes() -> Changes | None:

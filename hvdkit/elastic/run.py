@@ -59,6 +59,9 @@ def run_fn(
                     result = func(state, *args, **kwargs)
                     well = True
                     return result
+                except SystemExit as error:
+                    well = not error.code
+                    raise
                 except LocalFailureError as error:
                     raise (error.__cause__ or error) from None  # this rank ends by it, as outside of a collective
                 except HorovodInternalError as error:

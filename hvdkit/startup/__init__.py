@@ -33,7 +33,8 @@ def plan_variables(asked: Mapping[str, str], environ: Mapping[str, str]) -> dict
     unknown = [name for name in asked if name not in MODULES]
     if unknown:
         raise ValueError(f"unknown variables {', '.join(unknown)}; use {', '.join(MODULES)}")
-    before = [place for place in environ.get("PYTHONPATH", "").split(os.pathsep) if place and place != SITE]
+    path = environ.get("PYTHONPATH")
+    before = [place for place in path.split(os.pathsep) if place != SITE] if path else []  # "": the working directory
     return {**asked, "PYTHONPATH": os.pathsep.join([SITE, *before])}
 
 

@@ -25,6 +25,12 @@ torch.distributed.init_process_group("gloo")
 torch.distributed.destroy_process_group()
 """
 
+#: As torchrun, which imports torch, and whose child processes meet.
+TRAINS_IN_A_CHILD = """
+import subprocess, sys, torch
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"], check=True)
+"""
+
 
 def run(script: str, folder: Path, *options: str, stand_in: bool = True) -> list[str]:
     """Run it on 3 ranks; returns what hvdrun says. stand_in: an empty module takes torch's place."""
@@ -51,10 +57,11 @@ def run(script: str, folder: Path, *options: str, stand_in: bool = True) -> list
         pytest.param("import json", [], marks=pytest.mark.slow),
         ("import torch\nfrom hvdkit.engine import runtime\nruntime.init()", []),
         ("import torch\nfrom mpi4py import MPI", []),
+        (TRAINS_IN_A_CHILD, []),
         pytest.param("import os\nif os.environ['RANK'] == '0': import torch", [], marks=pytest.mark.slow),
         pytest.param("import torch, ctypes, os\nctypes.CDLL(os.environ['MPI'])", [], marks=pytest.mark.slow),
     ],
-    ids=["separate", "no framework", "hvdkit", "mpi4py", "one rank", "MPI by another library"],
+    ids=["separate", "no framework", "hvdkit", "mpi4py", "a child", "one rank", "MPI by another library"],
 )
 def test_ranks_that_trained_separately_are_reported(
     script: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +84,14 @@ def test_ranks_of_torch_distributed_have_met(tmp_path: Path) -> None:
 def test_elastic_without_elastic_run_is_reported(tmp_path: Path) -> None:
     (line,) = run("import torch\nfrom hvdkit.engine import runtime\nruntime.init()", tmp_path, "--elastic")
     assert line.startswith("hvdrun: --elastic had no effect: no rank ran its training by hvd.elastic.run")
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_function_of_elastic_run_may_end_the_script(tmp_path: Path) -> None:
+    script = "import sys, hvdkit.torch as hvd\nhvd.init()\n"
+    script += "hvd.elastic.run(lambda state: sys.exit())(hvd.elastic.TorchState())"
+    assert run(script, tmp_path, "--elastic", stand_in=False) == []
 
 
 def test_a_rank_that_stayed_out_is_named_only_where_others_have_met() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdkit.launch.agent.rank_identity import adapt_environment
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.startup import SITE, modules_asked_for, plan_variables
@@ -31,6 +32,10 @@ def test_the_path_begins_with_the_site_folder_and_keeps_the_users() -> None:
     assert plan_variables({}, {"PYTHONPATH": "/mine"}) == {}
     planned = plan_variables({"HVDKIT_WRAP": "1"}, {"PYTHONPATH": f"/mine:{SITE}:/other"})
     assert planned == {"HVDKIT_WRAP": "1", "PYTHONPATH": f"{SITE}:/mine:/other"}
+    for before, after in ((None, SITE), ("", SITE), (":/mine", f"{SITE}::/mine"), ("/mine:", f"{SITE}:/mine:")):
+        environ = {} if before is None else {"PYTHONPATH": before}  # an empty place is the working directory
+        assert plan_variables({"HVDKIT_WRAP": "1"}, environ)["PYTHONPATH"] == after
+        assert adapt_environment(environ, {}, 1)["PYTHONPATH"] == after
     with pytest.raises(ValueError, match="unknown variables HVDKIT_NOTHING"):
         plan_variables({"HVDKIT_NOTHING": "1"}, {})
     assert list(modules_asked_for({"HVDKIT_WRAP": "1", "HVDKIT_ALIAS_HOROVOD": "0"})) == ["hvdkit.wrap"]

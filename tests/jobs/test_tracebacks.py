@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hvdrun_job import hvdrun, lines
 
+from hvdkit.launch.job.output import Output
 from hvdkit.launch.job.tracebacks import Tracebacks
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
@@ -60,6 +62,23 @@ def test_others_are_shown_as_they_are_the_first_one_first() -> None:
     assert alone == mark(2, other) and merged.startswith(b"[0-1] Traceback")
 
 
+def test_one_in_an_open_line_begins_a_line_and_has_one_prefix(capfd: pytest.CaptureFixture[str]) -> None:
+    async def pass_on() -> None:
+        output = Output()
+        output.prefix_of = lambda rank: b"[%d] " % rank
+        tracebacks = Tracebacks(output.write, output.prefix_of)
+        for rank in (0, 1):
+            tracebacks.pass_on(rank, True, b"[%d] 50 %%" % rank)
+        for rank in (0, 1, 2):
+            tracebacks.pass_on(rank, True, mark(rank, TRACEBACK)[4 * (rank < 2) :])
+        tracebacks.flush()
+        tracebacks.pass_on(1, True, b"[1] more\n")
+
+    asyncio.run(pass_on())
+    merged = "".join(f"[0-2] {line}" for line in TRACEBACK.decode().splitlines(keepends=True))
+    assert capfd.readouterr().err == f"[0] 50 %\n[1] 50 %\n{merged}[1] more\n"
+
+
 def test_what_is_no_traceback_is_not_held() -> None:
     pieces = [
         (0, True, b"[0] a\n"),
@@ -72,9 +91,19 @@ def test_what_is_no_traceback_is_not_held() -> None:
     assert show(without, prefix=False) == [TRACEBACK, TRACEBACK]
 
 
+#: Ranks come to their errors together, also where one of them starts late.
+BARRIER = """
+folder = pathlib.Path({folder!r})
+(folder / os.environ["RANK"]).touch()
+while len(os.listdir(folder)) < 3:
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.ranks
-def test_an_error_of_all_ranks_is_read_once() -> None:
-    done = hvdrun(3, "print('out', file=sys.stderr)\n[][3]")
+def test_an_error_of_all_ranks_is_read_once(tmp_path: Path) -> None:
+    barrier = BARRIER.format(folder=str(tmp_path))
+    done = hvdrun(3, f"import os, pathlib, time\nprint('out', file=sys.stderr)\n{barrier}\n[][3]")
     said = lines(done.stderr)
     assert sorted(said[:3]) == ["[0] out", "[1] out", "[2] out"]
     assert said[3] == "[0-2] Traceback (most recent call last):"

@@ -138,9 +138,10 @@ def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], thr
     """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
-    paths = list(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
-    if _SITE not in paths:  # see hvdkit.startup
-        variables["PYTHONPATH"] = os.pathsep.join([_SITE, *paths])
+    path = environ.get("PYTHONPATH")
+    places = path.split(os.pathsep) if path else []  # "" among them is the working directory
+    if _SITE not in places:  # see hvdkit.startup
+        variables["PYTHONPATH"] = os.pathsep.join([_SITE, *places])
     for name, value in orders.items():
         variables.setdefault(name, value)
     if "OMPI_COMM_WORLD_RANK" in variables and "JAX_COORDINATOR_ADDRESS" in variables:

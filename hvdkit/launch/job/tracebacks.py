@@ -31,7 +31,8 @@ class Tracebacks:
             if not self._held:
                 asyncio.get_running_loop().call_later(_HOLD_S, self.flush)
             self._held[rank] = b""
-            self._write(rank, True, data[: found.start()])
+            if found.start():
+                self._write(rank, True, data[: found.start()])
             data = data[found.start() :]
         if not is_stderr or rank not in self._held:
             self._write(rank, is_stderr, data)
@@ -49,6 +50,9 @@ class Tracebacks:
         for ranks in equal.values():
             text = held[ranks[0]]
             if len(ranks) > 1:
+                for rank in ranks:
+                    if not held[rank].startswith(self._prefix_of(rank)):  # it goes on in a line that the rank left open
+                        self._write(rank, True, b"\n")
                 who = fold(map(str, sorted(ranks))).strip("[]")
                 text = _RANK.sub(f"ranks {who}".encode(), self._strip(ranks[0], text))
                 text = re.sub(rb"^(?=.)", f"[{who}] ".encode(), text, flags=re.MULTILINE)

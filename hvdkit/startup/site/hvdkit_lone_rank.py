@@ -5,6 +5,7 @@ hvdrun knows itself who has called hvd.init(). Like sitecustomize this has to ru
 
 import atexit
 import os
+import resource
 import stat
 import sys
 
@@ -12,6 +13,7 @@ import sys
 LONE = b"lone\n"
 #: Who has imported one of these may share work among processes by it.
 _OTHER_WAYS = ("mpi4py.MPI", "horovod", "ray", "pyspark", "distributed")
+_CHILDS_WORK_S = 0.4  # of a CPU; the import of a framework takes more, `git describe` less
 
 
 def watch() -> None:
@@ -35,6 +37,8 @@ def _has_met_others() -> bool:
     if "TF_CONFIG" in os.environ or any(name in sys.modules for name in _OTHER_WAYS):
         return True
     try:
+        if _have_children_worked():
+            return True
         # The hook stays when a process group is destroyed.
         torch = sys.modules.get("torch.distributed")
         if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
@@ -48,3 +52,15 @@ def _has_met_others() -> bool:
             return "/libmpi" in maps.read()
     except Exception:  # another version of a framework: nothing is known
         return True
+
+
+def _have_children_worked() -> bool:
+    """Have child processes done work in which they may have met others, as those of torchrun and mp.spawn() do?
+
+    Workers of torch's DataLoader have not. Which children they were is not known any more.
+    """
+    signals = sys.modules.get("torch.utils.data._utils.signal_handling")
+    if getattr(signals, "_SIGCHLD_handler_set", False):
+        return False
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime > _CHILDS_WORK_S
