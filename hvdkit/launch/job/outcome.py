@@ -143,7 +143,7 @@ def _blame(
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
     later = _describe_later(ranks, [rank for rank in others if ranks.states[rank].end is not None])
     if end is not None and any(_NO_HOROVOD.match(line) for line in end.tail):
-        log += " To run a script for Horovod unchanged, start it with hvdrun --alias-horovod."
+        log = f" To run a script for Horovod unchanged, start it with hvdrun --alias-horovod.{log}"
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
