@@ -59,6 +59,8 @@ def run(
     traceback. An exception that cannot be pickled or unpickled becomes a RuntimeError with its type and text. Raises
     LaunchError for what cannot be started, HorovodInternalError if the job fails otherwise.
     """
+    if not callable(func):
+        raise TypeError(f"run() needs a function, not {type(func).__name__}: run(train, args=(3,)), not run(train(3)).")
     if hosts is not None and hostfile is not None:
         raise LaunchError("run() was given hosts and hostfile. Leave one of them out.")
     if use_gloo and use_mpi:

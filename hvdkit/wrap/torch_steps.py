@@ -68,7 +68,9 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
             session.report.say("learning rate", "the script's, as all ranks together train on its batches")
         if not torch_progress.begun():
             session.report.say(
-                "data", "not split, because no batch came from a DataLoader; every rank trains on the same rows"
+                "data",
+                "not split, because no batch came from a DataLoader: every rank trains on all rows, and more ranks "
+                "gain nothing. Read the data by a DataLoader",
             )
         session.report.show(here=session.shows_table)
 

@@ -17,7 +17,8 @@ from hvdkit.launcher_channel import LONE, READY
 from hvdkit.startup import SITE
 
 SEPARATE = (
-    "hvdrun: no rank called hvd.init(), init_process_group() or MPI: these were 3 separate runs of the whole script."
+    "hvdrun: no rank called hvd.init(), init_process_group() or MPI: these were 3 separate runs of the whole script. "
+    "Call hvd.init() in the script, or start it with --wrap; for Lightning set devices."
 )
 MEETS_BY_TORCH = """
 import torch.distributed
@@ -104,7 +105,7 @@ def test_a_rank_that_stayed_out_is_named_only_where_others_have_met() -> None:
         ranks.training_ended = trained
         return " ".join(conclude(ranks, 0, elastic=elastic).lines)
 
-    assert say((0, 1, 2), ()).endswith("these were 3 separate runs of the whole script.")
+    assert "these were 3 separate runs of the whole script. Call hvd.init()" in say((0, 1, 2), ())
     assert say((2,), (0, 1)).startswith("rank 2 did not call hvd.init()")
     assert (
         say((), (), elastic=True) == "" and say((), (0, 1, 2), elastic=True, trained=True) == ""

@@ -13,7 +13,7 @@ from hvdrun_job import environment
 
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.launch.function_outcome import FunctionOutcome, describe_error
-from hvdkit.launch.run_api import Result, give_results
+from hvdkit.launch.run_api import Result, give_results, run
 
 
 def result(rank: int, seconds: float, error: Exception | None = None, value: Any = None) -> Result:
@@ -34,6 +34,11 @@ def test_the_error_of_the_rank_that_failed_first_is_raised_and_none_that_follows
     with pytest.raises(HorovodInternalError, match="Rank 1 left no result in here"):
         give_results([result(0, 1.0)], 2, 0, "here")
     assert give_results([result(0, 2.0, value="a"), result(1, 1.0, value="b")], 2, 0, "here") == ["a", "b"]
+
+
+def test_a_function_that_was_called_already_starts_no_job() -> None:
+    with pytest.raises(TypeError, match=r"needs a function, not dict: run\(train, args="):
+        run({"weight": 1.0}, np=2)  # type: ignore[arg-type]
 
 
 SCRIPT = """

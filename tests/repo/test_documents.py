@@ -24,6 +24,18 @@ def test_links_of_a_page_lead_to_files(name: str) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def test_paths_of_the_repository_in_the_documents_exist() -> None:
+    folders = "benchmarks|docs|examples|hostfiles|packages|tests"
+    path = re.compile(rf"(?<![\w./@:-])(?:(?:{folders})/[\w./*-]*\w|hvdkit/[\w/]+\.py\b)")
+    missing = [
+        f"{page.relative_to(ROOT)}: {named}"
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
+        for named in path.findall(page.read_text())
+        if page.name != "CHANGELOG.md" and "NAME" not in named and not list(ROOT.glob(named))
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
 def test_the_first_command_of_a_page_starts_a_script_of_the_clone_here(name: str) -> None:
     first = re.search(r"^    (hvdrun .*?)(?: +#.*)?$", (ROOT / name).read_text(), re.MULTILINE)

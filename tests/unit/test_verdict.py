@@ -86,6 +86,7 @@ def test_a_script_for_horovod_is_named_the_option_that_runs_it() -> None:
     ranks = job(End(1, tail=missing, tail_of_stderr=True), End(1, tail=missing, tail_of_stderr=True), End(143, 15, "x"))
     lines = conclude(ranks, 1).lines
     assert sum(line.count("start it with hvdrun --alias-horovod") for line in lines) == 1
+    assert conclude(ranks, 1, logs="logs").lines[0].endswith("--alias-horovod. Log: logs/rank.0.log")
     other = ("ModuleNotFoundError: No module named 'horovodish'",)
     assert "alias" not in "".join(conclude(job(End(1, tail=other, tail_of_stderr=True)), 1).lines)
 

@@ -143,7 +143,7 @@ def _blame(
     log = f" Log: {logs}/rank.{first}.log" if logs else ""
     later = _describe_later(ranks, [rank for rank in others if ranks.states[rank].end is not None])
     if end is not None and any(_NO_HOROVOD.match(line) for line in end.tail):
-        log += " To run a script for Horovod unchanged, start it with hvdrun --alias-horovod."
+        log = f" To run a script for Horovod unchanged, start it with hvdrun --alias-horovod.{log}"
     if end is None:
         return _died(code, f"{describe_loss(ranks, first)}.{log}", *later)
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
@@ -171,13 +171,14 @@ _NOT_ELASTIC = (
     "job."
 )
 _MEETING = "hvd.init(), init_process_group() or MPI"
+_CURE = "Call hvd.init() in the script, or start it with --wrap; for Lightning set devices."
 
 
 def _describe_lone(ranks: Ranks) -> list[str]:
     """Describe ranks that trained by themselves. If no rank joined, all must have: others may share work in files."""
     lone = ranks.lone
     if ranks.size > 1 and lone == ranks.expected:
-        return [f"no rank called {_MEETING}: these were {len(lone)} separate runs of the whole script."]
+        return [f"no rank called {_MEETING}: these were {len(lone)} separate runs of the whole script. {_CURE}"]
     if lone and ranks.joined:
         return [f"{_name(sorted(lone))} did not call {_MEETING}, as other ranks did: each ran the script by itself."]
     return []

@@ -118,8 +118,8 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     if total is not None and ranks > total:
         places = ", ".join(f"{host.name}:{host.slots or cores[host.name]}" for host in hosts)
         raise LaunchError(
-            f"-np {ranks} is more than the {total} slots of {places}. "
-            f"Request {total} ranks, or {more or 'give the hosts more slots'}."
+            f"-np {ranks} is more than the {total} slot{'s' * (total != 1)} of {places}. "
+            f"Request {total} rank{'s' * (total != 1)}, or {more or 'give the hosts more slots, as in node1:4'}."
         )
     return ranks
 

@@ -1,4 +1,4 @@
-"""Federations in one process and on ranks, for tests/test_federated.py."""
+"""Federations in one process and on ranks, for packages/federated/tests/test_federated.py."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def test_report_and_diff_are_the_recorded_ones(script: Path) -> None:
     recorded = GOLDEN / f"migrate_{script.stem}.txt"
     if os.environ.get("HVDKIT_TEST_RECORD") == "1":
         recorded.write_text(told)
-    assert told == recorded.read_text(), "if this is meant: HVDKIT_TEST_RECORD=1 pytest tests/test_migrate.py"
+    again = "HVDKIT_TEST_RECORD=1 pytest packages/migrate/tests/test_migrate.py"
+    assert told == recorded.read_text(), f"if this is meant: {again}"
 
 
 @each_script

@@ -76,7 +76,8 @@ def test_it_knows_the_names_of_hvdkit() -> None:
     if os.environ.get("HVDKIT_TEST_RECORD") == "1":
         rows = [f"  {json.dumps(module)}: {json.dumps(names)}" for module, names in expected.items()]
         NAMES.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    assert json.loads(NAMES.read_text()) == expected, "HVDKIT_TEST_RECORD=1 pytest tests/test_migrate_package.py"
+    again = "HVDKIT_TEST_RECORD=1 pytest packages/migrate/tests/test_migrate_package.py"
+    assert json.loads(NAMES.read_text()) == expected, again
 
 
 def test_hvdkit_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What ranks on Ray do in tests/test_ray.py: importable by their processes, and without Ray."""
+"""What ranks on Ray do in packages/ray/tests/test_ray.py: importable by their processes, and without Ray."""
 
 from __future__ import annotations
 

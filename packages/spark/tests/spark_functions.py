@@ -1,4 +1,4 @@
-"""What ranks on Spark do in tests/test_spark.py; imported on the executors."""
+"""What ranks on Spark do in packages/spark/tests/test_spark.py; imported on the executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many faults: `PYTHONPATH=tests python -m faults --faults 200`, from the root of the repository, as root."""
+"""Many faults: `PYTHONPATH=tests:tests/support python -m faults --faults 200`, from the root of a clone, as root."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main() -> int:
     console.print(f"{len(outcomes)} faults, {minutes:.1f} minutes; jobs that failed: {len(failed)}")
     for plan in failed:
         again = f"--faults {len(plan.faults)} --seed {plan.seed}"
-        console.print(f"to play it again: PYTHONPATH=tests python -m faults {again}", highlight=False)
+        console.print(f"to play it again: PYTHONPATH=tests:tests/support python -m faults {again}", highlight=False)
     return int(bool(failed))
 
 
