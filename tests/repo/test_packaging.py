@@ -57,6 +57,15 @@ def test_every_import_is_a_dependency() -> None:
     assert imported - set(sys.stdlib_module_names) - {"hvdkit"} - built <= asked
 
 
+def test_git_ignores_no_code() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    folders = ["hvdkit", "packages", "tests", "benchmarks", "examples"]
+    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "--", *folders]
+    ignored = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [path for path in ignored if path.endswith(".py") and "/build/" not in path] == []
+
+
 def test_every_folder_with_code_is_a_package() -> None:
     folders = {path.parent for path in (ROOT / "hvdkit").rglob("*.py")}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
