@@ -1,9 +1,7 @@
-"""Gradients that were cleared without the optimizer: by model.zero_grad(), `grad = None`, `grad.zero_()`."""
+"""Gradients that were cleared without the optimizer: by model.zero_grad() or `grad = None`."""
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Collection
 
 import torch
@@ -13,42 +11,18 @@ from hvdkit.torch.layout import Named
 from hvdkit.torch.sharding.gradient import ShardedGradient
 
 
-class Witnesses:
-    """Two gradients that a pass has left for the next one to add to: they show cheaply that nothing was cleared."""
+def are_cleared(named: Named, indices: Collection[int], arrived: int, *, reduced: bool) -> bool:
+    """Have all these parameters no gradient? That of `arrived` has been added up already: it is not read.
 
-    def __init__(self) -> None:
-        self._known: list[tuple[int, weakref.ref[torch.Tensor], int]] = []
-
-    def note(self, named: Named, indices: Collection[int]) -> None:
-        """Take two of these parameters' gradients as they are now."""
-        pairs = ((index, named[index][1].grad) for index in itertools.islice(indices, 2))
-        self._known = [(index, weakref.ref(one), one._version) for index, one in pairs if one is not None]
-
-    def forget(self) -> None:
-        """Take none."""
-        self._known = []
-
-    def show_untouched(self, named: Named, arrived: int) -> bool:
-        """Is one of them, but for that of `arrived`, as it was?"""
-        for index, held, version in self._known:
-            known = held()
-            if index != arrived and known is not None and known is named[index][1].grad and known._version == version:
-                return True
-        return False
-
-
-def are_cleared(named: Named, indices: Collection[int], arrived: int) -> bool:
-    """Have all these parameters no gradient, or zeros? That of `arrived` has been added up already: it is not read.
-
-    False where it is the only one. Waits for a GPU where there are gradients.
+    reduced: Are they the same on all ranks? Then zeros count as none; a rank's own ones may be what it has computed,
+    and it would be alone to call them cleared.
+    False where `arrived` is the only one. Waits for a GPU where gradients are reduced.
     """
     others = [named[index][1].grad for index in indices if index != arrived]
-    return bool(others) and all(_is_clear(gradient) for gradient in others)
+    return bool(others) and all(one is None or (reduced and _are_zeros(one)) for one in others)
 
 
-def _is_clear(gradient: torch.Tensor | None) -> bool:
-    if gradient is None:
-        return True
+def _are_zeros(gradient: torch.Tensor) -> bool:
     if isinstance(gradient, ShardedGradient):
         return False
     return not bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())

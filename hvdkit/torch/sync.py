@@ -18,7 +18,7 @@ from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.engine.strategy import Strategy
 from hvdkit.torch import autograd
-from hvdkit.torch.cleared import Witnesses, are_cleared, reduced_already
+from hvdkit.torch.cleared import are_cleared, reduced_already
 from hvdkit.torch.closures import reduce_loss
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.conversions import PlannedMetadata
@@ -83,7 +83,6 @@ class GradientSync:
         self._summed: set[int] = set()  # reduced since the last step, where the strategy is not repeatable
         self._tasks: set[int] = set()  # backward passes under way
         self._done_passes = 0
-        self._witnesses = Witnesses()  # of a window that is not complete
         self._postponed = False  # a complete window waits for synchronize()
         self._reduced = False  # a window since the last step
         self._notice = CompiledNotice()
@@ -181,17 +180,16 @@ class GradientSync:
         """
         with autograd.first_of_pass:
             if task not in self._tasks:
-                self._planned.check_dtypes()
-                if not self._tasks and (self._done_passes or self._summed):
-                    self._drop_cleared(arrived)
+                if not self._tasks:  # not in the passes of checkpoints inside another one
+                    self._planned.check_dtypes()
+                    if self._done_passes or self._summed:
+                        self._drop_cleared(arrived)
                 self._tasks.add(task)
                 autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
 
     def _drop_cleared(self, arrived: int) -> None:
         """Begin the window anew where its gradients were cleared without zeroed()."""
-        if self._witnesses.show_untouched(self._named, arrived):
-            return
-        if are_cleared(self._named, self._summed or self._written, arrived):
+        if are_cleared(self._named, self._summed or self._written, arrived, reduced=bool(self._summed)):
             self._drop_window()
 
     def _backward_ended(self, task: int, reduce: bool) -> None:
@@ -204,8 +202,6 @@ class GradientSync:
                 self._reduce_window()
             else:  # another optimizer's reduction has failed: the window is complete, and left to step()
                 self._postponed = True
-        else:
-            self._witnesses.note(self._named, self._written)
 
     def set_passes(self, passes: int) -> None:
         """Windows are of so many backward passes from now on."""
@@ -258,7 +254,6 @@ class GradientSync:
         self._source.written.clear()
         self._done_passes = 0
         self._postponed = False
-        self._witnesses.forget()
 
     def _attach_if_changed(self) -> None:
         """Attach the strategy where parameters were added or unfrozen, on all ranks alike; collective."""
