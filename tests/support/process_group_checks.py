@@ -219,7 +219,26 @@ def check_callbacks() -> None:
             delays = [0.03 * ((rank + turn) % size == at) for at in range(3)]
             found = _with_callbacks(ours, 4, delays)
             assert found == [size * (size * (at + 1) + at) for at in range(4)]
+        expected = _with_late_futures(gloo, 0)
+        for turn in range(6):
+            assert _with_late_futures(ours, 0.03 * ((rank + turn) % size == 0)) == expected
         assert len([one for one in threading.enumerate() if one.name == "hvdkit-process-group"]) <= 3
+
+
+def _with_late_futures(group: Any, delay: float) -> list[float]:
+    """Two sums, and a third one in a callback of the first, whose future is taken after the second was called."""
+    third = torch.full((4,), 100.0)
+
+    def again(future: Any) -> Tensor:
+        time.sleep(delay)
+        return cast(Tensor, dist.all_reduce(third, group=group, async_op=True).get_future().wait()[0])
+
+    sums = [torch.full((4,), 1.0), torch.full((4,), 10.0)]  # of the third one's size: they could be added to it
+    works = [dist.all_reduce(one, group=group, async_op=True) for one in sums]
+    time.sleep(delay)
+    ended = works[0].get_future().then(again)
+    works[1].wait()
+    return [float(one[0]) for one in (*sums, ended.wait())]
 
 
 def _with_callbacks(group: Any, count: int, delays: Sequence[float] = (0, 0, 0)) -> list[float]:

@@ -4,8 +4,8 @@ A synchronous one runs on the thread that calls it. An asynchronous one runs on 
 thread that waits for it, if that comes earlier: so who waits at once does not wait for a thread to wake up.
 
 Callbacks of a collective's future (then()) run on a thread of the group, and may call collectives and wait for them.
-These run before what is called after the first one, on all ranks alike, whenever the callbacks begin. Where the
-callbacks' thread is blocked, another thread of the group does them.
+These run before what is called after get_future(), on all ranks alike, whenever the callbacks begin; then() is to be
+called right after that. Where the callbacks' thread is blocked, another thread of the group does them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ def _wait_for_callbacks() -> None:
 
 
 class Queued(Pending):
-    """A collective of a WorkQueue. run: does it, on any thread."""
+    """A collective of a WorkQueue.
 
-    def __init__(self, works: WorkQueue, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> None:
+    run: does it, on any thread. level: of those who have called it. number: of it in that level.
+    """
+
+    def __init__(
+        self, works: WorkQueue, run: Callable[[], None], outputs: Sequence[torch.Tensor], level: Level, number: int
+    ) -> None:
         super().__init__(outputs)
-        self._works, self.run = works, run
+        self._works, self.run, self.level, self._number = works, run, level, number
+        self._is_last = False  # called in its level, when get_future() was called
         self._future: torch.futures.Future[Any] | None = None
         self._guard = threading.Lock()
 
@@ -66,16 +72,22 @@ class Queued(Pending):
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
+            self._is_last = self.level.called == self._number
             done = self.done
         if done:
             self.settle()
         return self._future
 
-    def end(self, error: BaseException | None) -> bool:
-        """It is done, or has failed. Returns whether settle() is to be called."""
+    def end(self, error: BaseException | None) -> Level | None:
+        """It is done, or has failed. Returns the level of its callbacks, for settle(); None if that is not needed.
+
+        A new one if no collective was called between this one and get_future(). Otherwise theirs come after that one.
+        """
         with self._guard:
             self.error, self.done = error, True
-            return self._future is not None
+            if self._future is None:
+                return None
+            return Level() if self._is_last else self.level
 
     def settle(self) -> None:
         """Complete the future; its callbacks run here."""
@@ -86,8 +98,10 @@ class Queued(Pending):
             self._future.set_result(self.result())
 
 
-#: Collectives that are called by the same callbacks, or by none.
-Level = deque[Queued]
+class Level(deque[Queued]):
+    """Collectives that wait, called by the same callbacks, or by none. called: how many were called so far."""
+
+    called = 0
 
 
 class WorkQueue:
@@ -105,7 +119,7 @@ class WorkQueue:
         self._to_do = threading.Condition(self._state)  # for free threads of the group
         #: Collectives that wait: the script's, then those of the callbacks that run after one of these, and so on. Only
         #: those of the last level may run.
-        self._levels: list[Level] = [deque()]
+        self._levels: list[Level] = [Level()]
         self._running = False
         self._waiting = 0  # threads in _wait()
         self._ended_s = 0.0  # when the last one ended
@@ -121,7 +135,9 @@ class WorkQueue:
         if not asynchronous:
             with self._state:
                 at_once = not self._running and not level and level is self._levels[-1]
-                self._running = self._running or at_once
+                if at_once:
+                    self._running = True
+                    level.called += 1
             if at_once:
                 try:
                     with self.waits.counting():
@@ -130,8 +146,11 @@ class WorkQueue:
                     with self._state:
                         self._end()
                 return Done(outputs)
-        work = Queued(self, run, outputs)
         with self._state:
+            if not any(level is one for one in self._levels):  # of callbacks that nothing has waited for
+                level = self._levels[0]
+            level.called += 1
+            work = Queued(self, run, outputs, level, level.called)
             level.append(work)
             if asynchronous:
                 self._have_thread()
@@ -177,10 +196,9 @@ class WorkQueue:
             self._run(work.run)
         except BaseException as raised:
             error = raised
-        level: Level | None = None
         with self._state:
-            if work.end(error):
-                level = deque()
+            level = work.end(error)
+            if level is not None and level is not work.level:
                 self._levels.append(level)
             self._end()
         return level
@@ -251,7 +269,7 @@ class WorkQueue:
         finally:
             _settling.discard(thread)
             self._thread.level = before
-        while True:
+        while level is not work.level:
             with self._state:
                 is_last = level is self._levels[-1] and not self._running
                 if is_last and not level:
