@@ -70,6 +70,13 @@ def test_other_loops_than_a_training_without_set_epoch_are_not_warned_of(warning
     resumed = samplers(2)[0]
     resumed.load_state_dict({"epoch": 1, "used": 4, "seed": 0})
     train(resumed, epochs=1)
+    left = samplers(2)[0]
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    for epoch in range(3):
+        left.set_epoch(epoch)
+        indices = iter(left)  # the iterator of the epoch before ends here, in the midst of that
+        next(indices)
+        optimizer.step()
     assert not warnings.messages
 
 

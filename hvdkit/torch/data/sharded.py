@@ -76,13 +76,13 @@ class ShardedSampler(Sampler[int]):
         self._given, self.trained, self._finished = 0, None, False
         if self._trained_on and self.shuffle:
             warn_of_repeated_order("ShardedSampler", first=self.rank == 0)
-        steps = count_steps()
+        steps, epoch = count_steps(), self.epoch
         try:
             for index in self._plan().tolist():
                 self._given += 1
                 yield index
         finally:
-            self._trained_on = count_steps() > steps
+            self._trained_on = epoch == self.epoch and count_steps() > steps  # a loop that was left may end here late
         self._finished = True
 
     def __len__(self) -> int:
