@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from hvdkit.config import Config
 from hvdkit.engine.api import Engine
 from hvdkit.engine.startup import Opener
-from hvdkit.errors import MissingDependencyError
+from hvdkit.errors import HvdkitError, MissingDependencyError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
 from hvdkit.transport.part import Part
@@ -95,7 +95,7 @@ def find_provider(
 
     wish: the setting `engine`. launcher: see World. framework: the script's; "" for none in particular.
     native: makes the provider of hvdkit's own engine.
-    Raises MissingDependencyError for an engine that no installed package has.
+    Raises MissingDependencyError for an engine that no installed package has, or whose package cannot be loaded.
     """
     if wish == "native":
         return native(), "set by engine=native"
@@ -109,13 +109,26 @@ def find_provider(
                 f"clone of hvdkit: pip install -c constraints.txt ./packages/{wish}; or use the native engine "
                 "(HVDKIT_ENGINE=native)."
             )
-        provider: EngineProvider = found[wish].load()()
-        return provider, f"set by engine={wish}"
+        return _load(found[wish]), f"set by engine={wish}"
     reasons = [f"the ranks were started by {launcher} --gloo, but no package with another engine is installed"]
     for entry in found.values():
-        provider = entry.load()()
+        provider = _load(entry)
         offered, why = provider.offer(launcher, framework)
         if offered:
             return provider, why
         reasons = [why]
     return native(), reasons[0]
+
+
+def _load(entry: EntryPoint) -> EngineProvider:
+    try:
+        provider: EngineProvider = entry.load()()
+    except HvdkitError:
+        raise
+    except Exception as error:  # whatever a package raises at its import
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise MissingDependencyError(
+            f"The package {package}, which has the engine {entry.name}, cannot be loaded: {type(error).__name__}: "
+            f"{error}. Update or remove this package, or use the native engine (HVDKIT_ENGINE=native)."
+        ) from error
+    return provider
