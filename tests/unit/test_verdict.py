@@ -219,6 +219,8 @@ def test_failures_of_one_kind_after_the_first_are_one_line() -> None:
         "after it, ranks 1, 3, 4 failed with exit code 1.",
         "after it, rank 2 on a failed with exit code 3.",
     ]
+    ends = [End(1, time=1), *(End(137, signal.SIGKILL, time=2) for _ in range(2))]
+    assert conclude(job(*ends), 1).lines[1].startswith("after it, ranks 1, 2 were killed by SIGKILL")
 
 
 def test_the_handler_of_faults_is_recommended_only_where_it_was_not_at_work() -> None:

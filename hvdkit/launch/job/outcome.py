@@ -161,7 +161,9 @@ def _describe_later(ranks: Ranks, failures: Sequence[int]) -> list[str]:
     for rank in failures:
         kinds.setdefault(describe_loss(ranks, rank).removeprefix(name_rank(ranks, rank)), []).append(rank)
     return [
-        f"after it, {name_rank(ranks, same[0]) if len(same) == 1 else _name(sorted(same))}{how}."
+        f"after it, {name_rank(ranks, same[0])}{how}."
+        if len(same) == 1
+        else f"after it, {_name(sorted(same))}{how.replace(' was ', ' were ', 1)}."
         for how, same in kinds.items()
     ]
 
