@@ -36,6 +36,7 @@ from hvdkit.startup.malloc import keep_freed_memory
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.part import Part
+from hvdkit.transport.polling import refuse_calls
 from hvdkit.transport.select import end_process, open_transport
 from hvdkit.transport.small_collectives import allgather_object
 from hvdkit.world import World, read_world, under_agent
@@ -261,12 +262,14 @@ def restart(change: Callable[[], object] | None = None, *, idle: bool = True) ->
 
 
 def shutdown(*, idle: bool = True) -> None:
-    """Leave the world; collective. init() may be called again. Does nothing in a process that has not joined.
+    """Leave the world; collective. init() may be called again.
+
+    Does nothing in a process that has not joined, and in a forked child of one that has.
 
     idle: False if ranks are lost, so that nothing can be said to the others any more; then not collective.
     """
     global _runtime
-    if _runtime is None or _stays:
+    if _runtime is None or _stays or _runtime.process != os.getpid():
         return
     runtime, _runtime = _runtime, None
     unmark_rank_process()
@@ -376,3 +379,15 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
+
+
+def _refuse_fork() -> None:
+    """In a forked child of a rank: it would change the rank's memory and read the rank's connections."""
+    if _runtime is not None and _runtime.world.size > 1:
+        refuse_calls(
+            f"Process {os.getpid()} was forked from rank {_runtime.world.rank} (process {_runtime.process}) after "
+            "init(), and cannot communicate with other ranks. Call collectives, and train, in the rank itself."
+        )
+
+
+os.register_at_fork(after_in_child=_refuse_fork)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hvdkit.errors import TransportError
+
 _YIELDS = 3000  # about 1 ms, by when a peer that runs on another core has arrived
 _SLEEP_S = 50e-6
 _CHECK_S = 0.1  # how often the peers are looked after
@@ -30,9 +32,19 @@ class Calls:
     uncertain: bool = False
 
 
+class _Refused(Calls):
+    def __setattr__(self, name: str, value: object) -> None:
+        if value:
+            raise TransportError(_why_refused)
+        super().__setattr__(name, value)
+
+
+_why_refused = ""
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.calls = Calls()
+        self.calls = _Refused() if _why_refused else Calls()
         self.look: Callable[[], None] | None = None
         self.driven: list[Callable[[], bool]] = []
 
@@ -43,6 +55,19 @@ _this_thread = _Thread()
 def calls() -> Calls:
     """What this thread has asked of other ranks."""
     return _this_thread.calls
+
+
+def refuse_calls(why: str) -> None:
+    """Raise TransportError with this text for all that this process asks of other ranks from now on, in any thread."""
+    global _this_thread, _why_refused
+    _why_refused, _this_thread = why, _Thread()
+    _this_thread.calls = _Refused()
+
+
+def check_refused() -> None:
+    """Raise TransportError after refuse_calls()."""
+    if _why_refused:
+        raise TransportError(_why_refused)
 
 
 def watch_waits(look: Callable[[], None] | None) -> Callable[[], None] | None:

@@ -28,7 +28,9 @@ def _run(case: str, progress: str, job: Path = TESTS / "fork_job.py") -> subproc
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("case", "progress"), [("workers", "thread"), ("workers", "inline"), ("fork", "thread")])
+@pytest.mark.parametrize(
+    ("case", "progress"), [("workers", "thread"), ("workers", "inline"), ("fork", "thread"), ("calls", "inline")]
+)
 def test_forked_workers_come_and_go(case: str, progress: str) -> None:
     done = _run(case, progress)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -46,7 +46,7 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
-from hvdkit.transport.polling import Backoff
+from hvdkit.transport.polling import Backoff, check_refused
 
 _TURN_S = 0.05  # how long a thread waits for one that executes, before it looks at the mail
 _IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
@@ -132,6 +132,7 @@ class NamedEngine(Engine):
         return operation
 
     def _announce(self, operation: Operation) -> Operation:
+        check_refused()
         with self._registering:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
@@ -166,6 +167,7 @@ class NamedEngine(Engine):
 
     def join(self) -> Operation:
         operation = Operation(JOIN, JOINING, ())
+        check_refused()
         with self._registering:
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
@@ -184,6 +186,7 @@ class NamedEngine(Engine):
         self.timeline.end(name)
 
     def wait(self, operation: Operation) -> None:
+        check_refused()
         if not operation.done:
             backoff = Backoff(self.transport.check)
             while not operation.done:
