@@ -172,7 +172,8 @@ while True:
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    paths = (ROOT, *(ROOT / "tests" / room for room in ("support", "jobs")))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -433,7 +433,7 @@ def test_a_run_ends_as_the_block_does(error: BaseException | None, end: End, mon
 )
 def test_a_run_that_no_block_ends_ends_with_the_process(how: str, end: str, code: int, tmp_path: Path) -> None:
     lines = tmp_path / "runs"
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAKE_MLFLOW": str(lines)}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}", "FAKE_MLFLOW": str(lines)}
     command = [sys.executable, str(ROOT / "tests" / "support" / "tracked_script.py"), how]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     (created, run), *ends = (line.split() for line in lines.read_text().splitlines())
