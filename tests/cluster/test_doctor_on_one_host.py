@@ -156,7 +156,7 @@ def test_locked_memory_for_a_fast_network(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("ranks", "visible", "finding"),
     [
-        ("2", "0,5", "gpu-not-there"),
+        ("1", "0,5", "gpu-not-there"),
         ("2", "1,1", "gpu-twice"),
         ("2", "", "gpu-hidden"),
         ("2", "1", "gpu-shared"),
