@@ -15,6 +15,8 @@ from torch_world import joined
 import hvdkit.torch as hvd
 from hvdkit.torch.conversions import PlannedMetadata
 
+pytestmark = pytest.mark.native("Horovod's core has no sharded state and no such strategies")
+
 _OPTIONS = {"SGD": {"lr": 0.05, "momentum": 0.9}, "AdamW": {"lr": 0.01}}
 _EVERYWHERE = range(3)
 
@@ -209,8 +211,6 @@ def test_a_new_optimizer_plans_the_converted_model() -> None:
 def test_a_rank_that_converts_alone_ends_the_job_with_its_name() -> None:
     script = """
 import torch, hvdkit.torch as hvd
-
-pytestmark = pytest.mark.native("Horovod's core has no sharded state and no such strategies")
 hvd.init()
 model = torch.nn.Linear(400, 400)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
