@@ -464,5 +464,6 @@ def _no_numbers() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.native("Horovod's core refuses such tensors in words of its own")
 def test_what_has_no_numbers_is_refused_with_the_cure() -> None:
     run_ranks(3, _no_numbers)
