@@ -26,19 +26,19 @@ from hvdkit.torch.process_group.works import Done, Pending, Waits
 from hvdkit.transport.polling import drive_all, drives, watch_waits
 
 _TURN_S = 0.001  # between two looks at this thread's messages, while another thread does a collective
-_EXIT_S = 1.0  # for callbacks that still run when Python ends
+_EXIT_S = 1.0  # for what threads of groups still do when Python ends
 _LOOK_S = 5.0  # between two looks at whether callbacks take too long
 
 
-#: Threads in a future's set_result().
-_settling: set[threading.Thread] = set()
+#: Threads of groups that are not idle: they call torch, or have yet to free objects of torch.
+_busy: set[threading.Thread] = set()
 
 
 @atexit.register
-def _wait_for_callbacks() -> None:
+def _wait_until_idle() -> None:
     """A thread that returns to torch's C++ when Python has ended would end the process with SIGABRT."""
     deadline = time.monotonic() + _EXIT_S
-    while _settling and time.monotonic() < deadline:
+    while _busy and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
@@ -237,37 +237,47 @@ class WorkQueue:
             threading.Thread(target=self._serve, name="hvdkit-process-group", daemon=True).start()
 
     def _serve(self) -> None:
+        """Run collectives and callbacks until the group is closed: the loop of a thread of the group."""
+        thread = threading.current_thread()
         while True:
+            _busy.add(thread)
             with self._state:
-                settling = self._unsettled.pop() if self._unsettled else None
-                mine = None if settling else self._take()
-                if settling is None and mine is None:
+                while (item := self._next()) is None:
+                    _busy.discard(thread)
                     if self._closed:
                         self._free -= 1
                         return
                     self._wait(self._to_do, _LOOK_S)
-                    continue
-            if mine is not None:
-                level = self._do(mine)
-                settling = None if level is None else (mine, level)
-            if settling is not None:
-                with self._state:
-                    self._free -= 1
-                    if self._unsettled or any(self._levels):  # a free thread sees whether it takes too long
-                        self._have_thread()
-                self._settle(*settling)
-                with self._state:
-                    self._free += 1
+                    _busy.add(thread)
+            self._serve_one(*item)
+            del item  # frees objects of torch
+
+    def _next(self) -> tuple[Queued, Level | None] | None:
+        """A collective whose callbacks are to be run, with their level, or one to run; the caller holds the state."""
+        if self._unsettled:
+            return self._unsettled.pop()
+        work = self._take()
+        return None if work is None else (work, None)
+
+    def _serve_one(self, work: Queued, level: Level | None) -> None:
+        level = self._do(work) if level is None else level
+        if level is None:
+            return
+        with self._state:
+            self._free -= 1
+            if self._unsettled or any(self._levels):  # a free thread sees whether it takes too long
+                self._have_thread()
+        self._settle(work, level)
+        with self._state:
+            self._free += 1
 
     def _settle(self, work: Queued, level: Level) -> None:
         """Run the callbacks of a collective, and then what they have called and not waited for."""
-        before, thread = getattr(self._thread, "level", self._levels[0]), threading.current_thread()
+        before = getattr(self._thread, "level", self._levels[0])
         self._thread.level = level
-        _settling.add(thread)
         try:
             work.settle()
         finally:
-            _settling.discard(thread)
             self._thread.level = before
         while level is not work.level:
             with self._state:
