@@ -7,7 +7,6 @@ import ast
 import json
 import re
 import sys
-import sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,14 +79,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_gallery() -> list[Example]:
-    """Find the examples: in the checkout that hvdkit is imported from, else where pip has installed them.
+    """Find the examples: in the installed package, or in the checkout that hvdkit is imported from.
 
     Raises HvdkitError if there are none.
     """
-    folders = (
-        Path(hvdkit.__file__).parents[1] / "examples",
-        Path(sysconfig.get_path("data")) / "share" / "hvdkit" / "examples",
-    )
+    package = Path(hvdkit.__file__).parent
+    folders = (package / "examples", package.parent / "examples")
     for folder in folders:
         scripts = sorted(folder.glob("*.py"))
         if scripts:
