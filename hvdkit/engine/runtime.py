@@ -349,15 +349,18 @@ def follow(objects: weakref.WeakSet[Any], *, enter: bool = True) -> None:
     In the order of their `number`, which the same object has on all ranks.
     """
 
-    def close_all() -> None:
-        for each in sorted(objects, key=lambda each: each.number):
-            each.close()
-
-    def enter_all() -> None:
+    def in_use() -> list[Any]:
         # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
         if objects:
             gc.collect()
-        for each in sorted(objects, key=lambda each: each.number):
+        return sorted(objects, key=lambda each: each.number)
+
+    def close_all() -> None:
+        for each in in_use():
+            each.close()
+
+    def enter_all() -> None:
+        for each in in_use():
             each.enter()
 
     on_shutdown(close_all)

@@ -66,6 +66,8 @@ class GradientSync:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
         self.follower: Follower | None = None
+        #: Makes of a closure's loss what is averaged, where a rank's rows weigh as much as their number (hvdrun --wrap).
+        self.weigh_loss: Callable[[Any], Any] | None = None
         self.process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
         self._with_frozen = not hooks
@@ -336,6 +338,8 @@ class GradientSync:
         self.synchronize() if self.strategy.overlaps_backward else self._reduce_found()
         if op is None or not self._named:
             return loss
+        if self.weigh_loss is not None:
+            loss = self.weigh_loss(loss)
         weight = 1.0 if self.follower is None else self.follower.weight
         return reduce_loss(loss, op, weight, self._named[0][1].device, f"{self.name}.loss", self.process_set)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from hvdkit.wrap.session import active, current
 
 def watch(optimizer: Any) -> None:
     """Be called before and after each step of this optimizer."""
+    if optimizer._hvdkit is not None:
+        optimizer._hvdkit.weigh_loss = _weigh
     optimizer.register_step_pre_hook(_before)
     optimizer.register_step_post_hook(_after)
     optimizer._hvdkit_passes = torch_weights.passes
@@ -35,9 +36,9 @@ def average_plateaus() -> None:
     scheduler.step = step  # type: ignore[method-assign]
 
 
-def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not active():
-        return None
+        return
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         _check_gradients(optimizer)
@@ -47,10 +48,6 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
         for group in optimizer.param_groups:
             if group.get("lr") is not None:
                 group["lr"] = group["lr"] * factor
-    if closure is None:
-        return None
-    kwargs = {name: one for name, one in kwargs.items() if name != "closure"}
-    return (args[0], _averaged(closure), *args[2:]), kwargs
 
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -98,14 +95,9 @@ def _check_gradients(optimizer: Any) -> None:
         )
 
 
-def _averaged(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """The loss weighs as its gradients do: the optimizer, a DistributedOptimizer, averages both over the ranks."""
-
-    def evaluate() -> Any:
-        loss = closure()
-        if loss is None or not torch_weights.is_split():
-            return loss
-        weight = torch_weights.weight_of(loss) if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else 1.0
-        return torch.as_tensor(loss).detach() * weight
-
-    return evaluate
+def _weigh(loss: Any) -> Any:
+    """The loss of a closure, times the weight that its gradients have: DistributedOptimizer averages both."""
+    if loss is None or not active() or not torch_weights.is_split():
+        return loss
+    weight = torch_weights.weight_of(loss) if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else 1.0
+    return torch.as_tensor(loss).detach() * weight

@@ -197,7 +197,7 @@ def test_hvdrun_refuses_or_warns_before_the_start(
     text = (agent / "host_info.py").read_text()
     found = text.replace("/proc/driver/nvidia/gpus", str(driver)).replace("/sys/bus/pci/devices", str(devices))
     (agent / "host_info.py").write_text(found)
-    monkeypatch.setattr(hvdrun, "plan_job", lambda *parts: replace(plan_job(*parts), agent=str(agent)))
+    monkeypatch.setattr(hvdrun, "plan_job", lambda *parts, **notes: replace(plan_job(*parts, **notes), agent=str(agent)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = "import json, os; print(json.dumps([os.environ.get('NCCL_HOSTID'), os.environ.get('NCCL_NET')]))"
     assert hvdrun.main(["-np", "3", *options, sys.executable, "-S", "-c", script]) == code
