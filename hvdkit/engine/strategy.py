@@ -9,7 +9,7 @@ An adapter (GradientSync of each framework) drives one strategy. One step of the
     after_step
 
 Every rank makes the calls that are marked collective in the same order. Parameters are known by their index in
-`Parameters.tensors`; their numbers are read and written through a GradientSource, so a strategy that uses nothing else
+`Parameters.tensors`; their numbers are read and written through a TensorSource, so a strategy that uses nothing else
 works with every framework.
 """
 
@@ -23,7 +23,7 @@ from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.planned.source import TensorSource
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import check_gradient
 
@@ -40,8 +40,8 @@ class Parameters:
 
     name: str
     tensors: Sequence[TensorSpec]
-    gradients: GradientSource
-    values: GradientSource
+    gradients: TensorSource
+    values: TensorSource
     compute_threads: int = 0
 
 
@@ -113,7 +113,7 @@ class Strategy:
         that step() has cut short. A second call says that the gradient was written again (a re-entrant checkpoint
         inside of the pass): the strategy takes the new numbers or, if it has sent the old ones, raises
         HorovodInternalError. On TensorFlow and JAX it is also called for a parameter that this rank has no gradient of
-        in the step, as GradientSource.fill says then.
+        in the step, as TensorSource.fill says then.
         """
 
     def cancel(self) -> None:
@@ -127,7 +127,7 @@ class Strategy:
 
         Comes once a window, also on a rank on which nothing has arrived, and more often only as `repeatable` says.
         Where parameters were added it comes for the old ones, then attach(), then again for the new ones. Of gradients
-        that were not written since the last call GradientSource.fill says that this rank does not use them.
+        that were not written since the last call TensorSource.fill says that this rank does not use them.
         A rank that has joined does not call it: planned reductions and named operations go on without it.
         """
 

@@ -58,7 +58,7 @@ def DistributedOptimizer(
     strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
-    sees tensors through GradientSources only, and the values of parameters only if it overrides after_step().
+    sees tensors through TensorSources only, and the values of parameters only if it has uses_values.
     shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2): gradients are
     reduce-scattered, each rank steps on its pieces of the variables, and all get the result. With "gradients" they are
     sent and freed while backward runs, in compiled steps of TensorFlow and JAX and on PyTorch after scale_loss(), which

@@ -62,7 +62,7 @@ def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class TorchSource:
-    """The GradientSource of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
+    """The TensorSource of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
 
     What this rank itself adds up (see Buckets.owned) is not copied, if it is large: it is reduced where it is.
     Sparse gradients are made dense; restore_sparse() undoes that.
@@ -254,7 +254,7 @@ class TorchSource:
 
 
 class TorchValues:
-    """The GradientSource of the parameters themselves, which every rank uses; for strategies that change them.
+    """The TensorSource of the parameters themselves, which every rank uses; for strategies that change them.
 
     parameters: in the order in which all ranks have them. strides: of each, as all ranks have planned.
     """

@@ -22,11 +22,11 @@ from hvdkit.torch.cleared import are_cleared, reduced_already
 from hvdkit.torch.closures import reduce_loss
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.conversions import PlannedMetadata
-from hvdkit.torch.follower import Follower, hook_gradients
 from hvdkit.torch.layout import Named
 from hvdkit.torch.replicas import checksums
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.sparse import SparseGradients
+from hvdkit.torch.tensor_hook import TensorHook, hook_gradients
 from hvdkit.torch.tensors import dtype_name
 from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.torch.weakly import weakly
@@ -65,7 +65,7 @@ class GradientSync:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
-        self.follower: Follower | None = None
+        self.gradient_hook: TensorHook | None = None
         self.process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
         self._with_frozen = not hooks
@@ -98,11 +98,11 @@ class GradientSync:
         """The ranks that train together."""
         return self._group
 
-    def follow(self, follower: Follower) -> None:
+    def set_gradient_hook(self, hook: TensorHook) -> None:
         """Have one object, and no other any more, take part in each gradient and step."""
-        if self.follower is None:
+        if self.gradient_hook is None:
             hook_gradients(weakref.ref(self), self.parameters)
-        self.follower = follower
+        self.gradient_hook = hook
 
     def enter(self) -> None:
         """Join the ranks that the process set has now, after init()."""
@@ -122,7 +122,7 @@ class GradientSync:
         self._check(named)
         self._frozen.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
-        if self.follower is not None:
+        if self.gradient_hook is not None:
             hook_gradients(weakref.ref(self), [parameter for _, parameter in named])
         self._changed = True
         self._hook()
@@ -336,7 +336,7 @@ class GradientSync:
         self.synchronize() if self.strategy.overlaps_backward else self._reduce_found()
         if op is None or not self._named:
             return loss
-        weight = 1.0 if self.follower is None else self.follower.weight
+        weight = 1.0 if self.gradient_hook is None else self.gradient_hook.weight
         return reduce_loss(loss, op, weight, self._named[0][1].device, f"{self.name}.loss", self.process_set)
 
     def end_window(self) -> None:
@@ -349,8 +349,8 @@ class GradientSync:
         self.end_window()
         self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
-        if self.follower is not None:
-            self.follower.stepped(self)
+        if self.gradient_hook is not None:
+            self.gradient_hook.stepped(self)
 
     def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
         """Do something on all ranks of this optimizer; collective. kind, options: see collective_step()."""

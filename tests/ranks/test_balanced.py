@@ -94,11 +94,11 @@ class Together:
 
 
 def test_ranks_compare_their_arguments_in_the_first_step() -> None:
-    meeting = Together()
+    caller = Together()
     mine = MeasuredShares("it", 12, 10, None)
     for _ in range(9):
-        mine.stepped(meeting, 12, lambda: 1.0, lambda: (0, 0), [("seed", 3)])
-    assert meeting.said == [{"seed": "3", "every": "10", "plan": "(12,)"}]
+        mine.stepped(caller, 12, lambda: 1.0, lambda: (0, 0), [("seed", 3)])
+    assert caller.said == [{"seed": "3", "every": "10", "plan": "(12,)"}]
 
 
 def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: float = 0.0) -> list[bool]:

@@ -149,5 +149,5 @@ def refused() -> None:
             return
         model = make_model()
         gradients = _gradients(model, *(array[:ROWS] for array in mine(make_data())))
-        with raises(Exception, "overrides after_step()"):
+        with raises(Exception, "uses_values = True"):
             wrap(strategy=_Reads()).apply(gradients, model.trainable_variables)

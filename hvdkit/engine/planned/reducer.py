@@ -17,7 +17,7 @@ from hvdkit.engine.planned.on_device import OnDevice
 from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, plan_buckets
 from hvdkit.engine.planned.progress import ProgressThread, Watch
 from hvdkit.engine.planned.settings import PlanSettings
-from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.planned.source import TensorSource
 from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
@@ -95,7 +95,7 @@ class BucketReducer:
         self,
         context: Context,
         tensors: Sequence[TensorSpec],
-        source: GradientSource,
+        source: TensorSource,
         *,
         options: ReduceOptions,
         settings: PlanSettings,

@@ -23,7 +23,7 @@ class Filled:
     in_place: Sequence[InPlaceSegment] = ()
 
 
-class GradientSource(Protocol):
+class TensorSource(Protocol):
     """Copies a framework's gradients into buckets and back; one implementation a framework.
 
     Of each bucket fill() is called first, then drain(), in turn, under the reducer's lock.
