@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
@@ -20,6 +19,7 @@ from hvdkit.keras.settings import Settings
 from hvdkit.keras.sharding.optimizer import ShardedOptimizer, check_sharding, may_come_later
 from hvdkit.keras.sharding.sync import ShardSync
 from hvdkit.keras.sync import GradientSync
+from hvdkit.strategies.periodic import PeriodicAverage
 
 
 def DistributedOptimizer(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
@@ -18,6 +17,7 @@ from hvdkit.engine.named.operation import Action
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
+from hvdkit.strategies.periodic import PeriodicAverage
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hvdkit.asynchronous.parameter_values import ParameterValues
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import do, reduce_options
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.strategies.parameter_values import ParameterValues
 from hvdkit.transport.buffer import Buffer, as_buffer
 
 

@@ -11,10 +11,10 @@ from keras_training import ROWS, _gradients, assert_alike, joined, make_data, ma
 from numpy.typing import NDArray
 
 import hvdkit.keras as hvd
-from hvdkit.asynchronous.parameter_values import ParameterValues
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.strategy import Parameters
+from hvdkit.strategies.parameter_values import ParameterValues
 
 RATE, EVERY, STEPS = 0.05, 3, 8
 _INPUTS, _OUTPUTS = 12, 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hvdkit.asynchronous.parameter_values import math_dtype
 from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.arrays import ArraySource
@@ -15,6 +14,7 @@ from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import settings_of
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import HorovodInternalError
+from hvdkit.strategies.parameter_values import math_dtype
 from hvdkit.transport.buffer import Array
 
 _ALL = 2**31  # buckets in flight

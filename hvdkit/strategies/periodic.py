@@ -22,11 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import check_integer
-from hvdkit.asynchronous.delta_average import EVEN_STEPS, DeltaAverage
-from hvdkit.asynchronous.fragments import due_fragment, split_fragments
-from hvdkit.asynchronous.outer import OuterSGD
-from hvdkit.asynchronous.parameter_values import ParameterValues, zeros_for
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Action
@@ -38,6 +33,11 @@ from hvdkit.engine.reduce_op import ReduceOp
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.errors import RanksDisagreeError
+from hvdkit.strategies.arguments import check_integer
+from hvdkit.strategies.delta_average import EVEN_STEPS, DeltaAverage
+from hvdkit.strategies.fragments import due_fragment, split_fragments
+from hvdkit.strategies.outer import OuterSGD
+from hvdkit.strategies.parameter_values import ParameterValues, zeros_for
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Array, as_buffer
 from hvdkit.transport.small_collectives import allgather_object

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hvdkit.asynchronous.server import ServerLink, Service
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import describe_plan
 from hvdkit.engine.strategy import Parameters, Strategy, other_engine
+from hvdkit.strategies.server import ServerLink, Service
 from hvdkit.transport.buffer import COMPLEX
 
 

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import check_integer, refuse_arguments
-from hvdkit.asynchronous.parameter_values import FlatValues
-from hvdkit.asynchronous.served import ServedStrategy
-from hvdkit.asynchronous.server import FINISH, PUSH, Answer
 from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group, ProcessSet, check_process_set
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import TransportError
+from hvdkit.strategies.arguments import check_integer, refuse_arguments
+from hvdkit.strategies.parameter_values import FlatValues
+from hvdkit.strategies.served import ServedStrategy
+from hvdkit.strategies.server import FINISH, PUSH, Answer
 from hvdkit.transport.buffer import Array
 
 _WHO = "BackupSteps()"
