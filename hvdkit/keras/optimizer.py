@@ -55,7 +55,7 @@ def DistributedOptimizer(
     backward_passes_per_step: n; sets gradient_accumulation_steps, so every n-th call updates the variables.
     average_aggregated_gradients: average the gradients of these passes, as Keras does. False: sum them, as in Horovod.
     process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
-    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
+    strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
     sees tensors through TensorSources only, and the values of parameters only if it has uses_values.

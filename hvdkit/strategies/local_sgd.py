@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.api import AllReduce
 from hvdkit.strategies.outer import OuterSGD
 from hvdkit.strategies.periodic import PeriodicAverage
 

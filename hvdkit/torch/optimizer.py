@@ -101,7 +101,7 @@ def DistributedOptimizer(
     parameters. Rarely useful, since buckets are filled without groups.
     sparse_as_dense: reduce sparse gradients as dense tensors, instead of gathering their rows.
     process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
-    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
+    strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. It gets sparse gradients as dense
     tensors. Save its state with its own state_dict().
     static_graph: every step uses the same parameters. On GPUs the ranks then find out in the first step only which
@@ -247,7 +247,7 @@ engine.follow(_syncs)
 _NO_BASE = (
     "_DistributedOptimizer is the class behind Horovod's DistributedOptimizer; hvdkit has none whose methods could be "
     "overridden. Use hvd.DistributedOptimizer(optimizer, strategy=...) with a subclass of "
-    "hvdkit.engine.strategy.Strategy, which gets the gradients of each step."
+    "hvdkit.engine.api.Strategy, which gets the gradients of each step."
 )
 
 

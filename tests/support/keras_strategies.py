@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import hvdkit.keras as hvd
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.values import ParameterValues
 from hvdkit.engine.strategy import Parameters
-from hvdkit.strategies.parameter_values import ParameterValues
 
 RATE, EVERY, STEPS = 0.05, 3, 8
 _INPUTS, _OUTPUTS = 12, 5

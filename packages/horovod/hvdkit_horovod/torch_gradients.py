@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.strategy import Parameters
-from hvdkit.torch.compression import Compression
+from hvdkit.engine.api import Group, Parameters, ReduceOptions, Statistics
+from hvdkit.torch import Compression
 from hvdkit.torch.layout import strides_of
 from hvdkit.torch.source import TorchSource
 from hvdkit_horovod.binding import Request
