@@ -50,7 +50,7 @@ from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.array_average import ArrayAverage
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.planned.source import Filled, TensorSource
+from hvdkit.engine.planned.source import Filled, OwnTensors, TensorSource
 from hvdkit.engine.planned.values import FlatValues, ParameterValues, zeros_for
 from hvdkit.engine.provider import EngineProvider
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum
@@ -83,6 +83,7 @@ __all__ = [
     "Joining",
     "Opener",
     "Operation",
+    "OwnTensors",
     "ParameterValues",
     "Parameters",
     "Plan",

@@ -22,11 +22,6 @@ from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buffer import Array, Buffer
 
 _arithmetic = NumpyArithmetic()
-#: By id of a strategy, what drives the list that it is attached to: one of a user's own may be driven for several, in
-#: turn. An ArraySync holds its strategy, so that an id is not used again while its entry is there.
-_attached: weakref.WeakValueDictionary[int, ArraySync] = weakref.WeakValueDictionary()
-
-
 CANNOT_WEIGHT = (
     "Gradients of this optimizer are reduced on the GPU or by Horovod's core, where they cannot be weighted by rows. "
     "Set HVDKIT_DEVICE_TRANSPORT=host, and HVDKIT_ENGINE=native."
@@ -72,10 +67,16 @@ class ArraySync:
             self._strategy.attach(self._parameters, self._group)
 
         self._put_values(values)
-        _attached.pop(id(self._strategy), None)  # if attach() raises, the list before is attached anew too
+        self._strategy.driver = None  # if attach() raises, the list before is attached anew too
         collective_step(self._group.engine, "plan", attach, name=self._parameters.name)
         self._values.abandon()
-        _attached[id(self._strategy)] = self
+        self._strategy.driver = weakref.ref(self)
+
+    @property
+    def _is_attached(self) -> bool:
+        """Is the strategy attached to this list, and not to another since?"""
+        driver = self._strategy.driver
+        return driver is not None and driver() is self
 
     @property
     def plan(self) -> Plan:
@@ -90,7 +91,7 @@ class ArraySync:
         """
         if self._begun:
             self._strategy.cancel()
-        if _attached.get(id(self._strategy)) is not self:
+        if not self._is_attached:
             self._attach(values)
         self._begun = True
         self._weight = 1.0 if self.gradient_hook is None else self.gradient_hook.begin_step()
@@ -147,8 +148,7 @@ class ArraySync:
 
         values, targets: as above. Does nothing to parameters that the strategy is not attached to.
         """
-        attached = _attached.get(id(self._strategy)) is self
-        self._change(change if attached else lambda: None, values, targets)
+        self._change(change if self._is_attached else lambda: None, values, targets)
 
     def _change(self, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
         self._values.begin(targets)
@@ -165,8 +165,8 @@ class ArraySync:
 
     def close(self) -> None:
         """Free what the strategy has allocated; collective."""
-        if _attached.get(id(self._strategy)) is self:
-            del _attached[id(self._strategy)]
+        if self._is_attached:
+            self._strategy.driver = None
             self._strategy.detach()
 
 

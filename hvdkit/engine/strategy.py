@@ -15,6 +15,7 @@ works with every framework.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.planned.source import TensorSource
+from hvdkit.engine.planned.source import OwnTensors, TensorSource
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import check_gradient
 
@@ -35,7 +36,7 @@ class Parameters:
     name: of the optimizer, the same on all ranks. tensors: name, number of elements, dtype, device, memory layout and
     shape of each parameter, in one order on all ranks. gradients: copies their gradients into buckets and back.
     values: the same for the parameters themselves. compute_threads: that this rank computes with; 0 for as many as it
-    has cores. A source has one plan at a time.
+    has cores. own: the framework's own tensors; None where the adapter passes arrays. A source has one plan at a time.
     """
 
     name: str
@@ -43,6 +44,16 @@ class Parameters:
     gradients: TensorSource
     values: TensorSource
     compute_threads: int = 0
+    own: OwnTensors | None = None
+
+    def own_tensors(self, who: str) -> OwnTensors:
+        """The framework's own tensors. who: needs them. Raises TypeError where the adapter passes arrays."""
+        if self.own is None:
+            raise TypeError(
+                f"{who} works on tensors of a framework, but {self.name} has arrays in their place, as on TensorFlow "
+                "and JAX. Use it with PyTorch, or have it read and write Parameters.gradients and .values."
+            )
+        return self.own
 
 
 class Strategy:
@@ -66,6 +77,9 @@ class Strategy:
     #: Does it read or write the parameters' values? Then adapters whose steps are compiled hand them over, and call
     #: after_step(). True in a class that defines after_step(), unless the class says otherwise.
     uses_values: bool = False
+    #: What drives it, for the parameters that it is attached to; set by drivers. A user's own strategy may be attached
+    #: to several lists of parameters, in turn.
+    driver: weakref.ref[Any] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -113,7 +113,7 @@ class TorchSource:
     def describe(self, name: str) -> Parameters:
         """The parameters as a strategy sees them. name: of their optimizer, the same on all ranks."""
         values = TorchValues(self.parameters, self.strides)
-        return Parameters(name, self.tensors, self, values, torch.get_num_threads())
+        return Parameters(name, self.tensors, self, values, torch.get_num_threads(), self)
 
     def on_plan(self, plan: Plan) -> None:
         self._plan = plan

@@ -34,10 +34,6 @@ from hvdkit.transport.api import Transport
 
 _numbers = itertools.count()
 
-#: By id of a strategy, whose parameters it is attached to: Keras may use one for several lists of them, in turn. A sync
-#: holds its strategy, so that an id is not used again while its entry is there.
-_attached: weakref.WeakValueDictionary[int, GradientSync] = weakref.WeakValueDictionary()
-
 
 class GradientSync:
     """Drives the strategy of one optimizer.
@@ -284,13 +280,13 @@ class GradientSync:
         positions = {index: position for position, index in enumerate(trained)}
         source = TorchSource([self._named[index] for index in trained], self._groups)
         source.written |= {positions[index] for index in self._written if index in positions}
-        owner = _attached.get(id(self.strategy))
+        owner = None if self.strategy.driver is None else self.strategy.driver()
         if owner is not None:
             owner._leave_strategy()  # if attach() raises, later gradients are announced to nobody
         self.strategy.attach(source.describe(self.name), self._group)
         self._position, self._source, self._planned = positions, source, planned
         self._attached, self._changed = True, False
-        _attached[id(self.strategy)] = self
+        self.strategy.driver = weakref.ref(self)
 
     def _reduce_sparse(self, transport: Transport, _: Sequence[int]) -> None:
         assert self._sparse is not None

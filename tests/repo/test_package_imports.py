@@ -23,7 +23,7 @@ FURTHER = {
     "federated": "",
     "horovod": "alias engine.named.integers hook launch.cli.numbers launch.plan.mpi launch.plan.resolve_hosts "
     "launch.process tensorflow.variables tools.cuda_toolkit "
-    "tools.doctor.collect.probes tools.installed torch.layout torch.source "
+    "tools.doctor.collect.probes tools.installed torch.layout "
     "transport.arithmetic transport.backend transport.buckets transport.buffer transport.coding.api "
     "transport.division transport.mpi.backend transport.mpi.library transport.part transport.polling",
     "migrate": "",
