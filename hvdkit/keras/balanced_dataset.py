@@ -9,14 +9,14 @@ from typing import Any
 
 import keras
 
+from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.shares import Shares
 from hvdkit.engine.gradient_hook import CollectiveCaller, Seconds
-from hvdkit.engine.measured_shares import MeasuredShares
 from hvdkit.keras.backends import settle
 from hvdkit.keras.data import count_rows, take_rows
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.sharding.optimizer import ShardedOptimizer
 from hvdkit.keras.sync import GradientSync
-from hvdkit.training.balance import Shares
 from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.transport.api import Transport
 

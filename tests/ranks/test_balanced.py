@@ -14,9 +14,9 @@ from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
-from hvdkit.engine.measured_shares import MeasuredShares
+from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.shares import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.torch.data.balanced import weighted
-from hvdkit.training.balance import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.training.sharding import plan_order
 
 SPEEDS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, dataloader
 
+from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.shares import Shares
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.measured_shares import MeasuredShares
 from hvdkit.engine.sharding.strategy import Sharded
 from hvdkit.torch.data.compute_clock import ComputeClock
 from hvdkit.torch.data.repeated_order import warn_of_repeated_order
 from hvdkit.torch.data.sharded import SamplerState
 from hvdkit.torch.plain_copies import is_wrapped
 from hvdkit.torch.sync import GradientSync
-from hvdkit.training.balance import Shares
 from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.transport.api import Transport
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hvdkit.engine.gradient_hook import CollectiveCaller, Seconds
-from hvdkit.training.balance import Balance, Plans, Shares, part_of_batch
-from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import as_buffer
+from hvdkit.balance.shares import Balance, Plans, Shares, part_of_batch
+from hvdkit.engine.api import CollectiveCaller, Seconds, Transport, as_buffer
 
 
 class MeasuredShares:
