@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from hvdkit.training.balance import Balance, step_s
+from hvdkit.balance.shares import Balance, step_s
 
 _ROWS, _EXCHANGES, _RUNS = 768, 400, 10
 

@@ -17,10 +17,10 @@ import importlib
 from typing import Any, Protocol
 
 from benchmarks.rows import Row, build_parser, finish, positive
+from hvdkit.balance.shares import shares, step_s
 from hvdkit.launch.cli.numbers import count
 from hvdkit.tools.bench.report import summarise
 from hvdkit.tools.bench.timing import Turn, interleave
-from hvdkit.training.balance import shares, step_s
 
 _EQUAL, _BALANCED = "equal shares", "rows by speed"
 _AIM = 1.7

@@ -21,7 +21,7 @@ FLOORS = (
         ("checkpoint", "atomic files"),
         ("profiling", "where time goes"),
         ("parallel", "meshes, stages"),
-        ("asynchronous", "local SGD, servers"),
+        ("strategies", "local SGD, servers"),
     ),
     (("engine", "plan of buckets, named operations, strategies, sharding"),),
     (

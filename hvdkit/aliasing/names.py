@@ -45,7 +45,7 @@ REFUSED = {
 
 _DERIVED = (
     "it is the class behind Horovod's DistributedOptimizer, and hvdkit has none whose methods could be replaced. Use "
-    "DistributedOptimizer(optimizer, strategy=...) with a subclass of hvdkit.engine.strategy.Strategy"
+    "DistributedOptimizer(optimizer, strategy=...) with a subclass of hvdkit.engine.api.Strategy"
 )
 
 #: (module, name) of Horovod's functions and classes that hvdkit lacks -> what is said when one is called.

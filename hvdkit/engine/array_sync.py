@@ -4,45 +4,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.groups import Group
-from hvdkit.engine.measured_shares import HostClock, Meeting, Seconds
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.one_step import OneStep
 from hvdkit.engine.planned.arrays import ArraySource, Targets
 from hvdkit.engine.planned.plan import Plan, TensorSpec
+from hvdkit.engine.step_clock import HostClock
 from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buffer import Array, Buffer
 
 _arithmetic = NumpyArithmetic()
-#: By id of a strategy, what drives the list that it is attached to: one of a user's own may be driven for several, in
-#: turn. An ArraySync holds its strategy, so that an id is not used again while its entry is there.
-_attached: weakref.WeakValueDictionary[int, ArraySync] = weakref.WeakValueDictionary()
-
-
-CANNOT_FOLLOW = (
+CANNOT_WEIGHT = (
     "Gradients of this optimizer are reduced on the GPU or by Horovod's core, where they cannot be weighted by rows. "
     "Set HVDKIT_DEVICE_TRANSPORT=host, and HVDKIT_ENGINE=native."
 )
-
-
-class ArrayFollower(Protocol):
-    """What takes part in each step of an optimizer, beside its strategy."""
-
-    def begin_step(self) -> float:
-        """Gradients of a step are there. Returns what this rank's are multiplied with before they are reduced.
-
-        May be called several times in a step.
-        """
-
-    def reduced(self, meeting: Meeting, seconds: Seconds | None) -> None:
-        """All are reduced, in so many seconds since the last time without waits for other ranks; may be collective."""
 
 
 class ArraySync:
@@ -70,8 +53,8 @@ class ArraySync:
         self._group, self._strategy, self._begun = group, strategy, False
         #: For adapters whose steps come from several threads: they call begin(), arrived() and finish() in its parts.
         self.one_step = OneStep([tensor.name for tensor in tensors])
-        #: Follows each step from now on.
-        self.follower: ArrayFollower | None = None
+        #: Called in each step from now on.
+        self.gradient_hook: GradientHook | None = None
         self._weight, self._clock = 1.0, HostClock(strategy)
         self._gradients = ArraySource(len(tensors))
         self._values = ArraySource(len(tensors), complete=True)
@@ -84,10 +67,16 @@ class ArraySync:
             self._strategy.attach(self._parameters, self._group)
 
         self._put_values(values)
-        _attached.pop(id(self._strategy), None)  # if attach() raises, the list before is attached anew too
+        self._strategy.driver = None  # if attach() raises, the list before is attached anew too
         collective_step(self._group.engine, "plan", attach, name=self._parameters.name)
         self._values.abandon()
-        _attached[id(self._strategy)] = self
+        self._strategy.driver = weakref.ref(self)
+
+    @property
+    def _is_attached(self) -> bool:
+        """Is the strategy attached to this list, and not to another since?"""
+        driver = self._strategy.driver
+        return driver is not None and driver() is self
 
     @property
     def plan(self) -> Plan:
@@ -102,10 +91,10 @@ class ArraySync:
         """
         if self._begun:
             self._strategy.cancel()
-        if _attached.get(id(self._strategy)) is not self:
+        if not self._is_attached:
             self._attach(values)
         self._begun = True
-        self._weight = 1.0 if self.follower is None else self.follower.begin_step()
+        self._weight = 1.0 if self.gradient_hook is None else self.gradient_hook.begin_step()
         self._gradients.begin(targets)
 
     def arrived(self, index: int, gradient: Array | None) -> None:
@@ -133,12 +122,12 @@ class ArraySync:
         finally:
             self._gradients.abandon()
             self._values.abandon()
-        if self.follower is not None:
-            self.follower.reduced(self, self._clock.step())
+        if self.gradient_hook is not None:
+            self.gradient_hook.reduced(self, self._clock.step())
         return unused
 
     def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
-        """See Meeting.together."""
+        """See CollectiveCaller.together."""
         return collective_step(self._group.engine, kind, action, name=self._parameters.name, options=options)
 
     def reduce(
@@ -159,8 +148,7 @@ class ArraySync:
 
         values, targets: as above. Does nothing to parameters that the strategy is not attached to.
         """
-        attached = _attached.get(id(self._strategy)) is self
-        self._change(change if attached else lambda: None, values, targets)
+        self._change(change if self._is_attached else lambda: None, values, targets)
 
     def _change(self, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
         self._values.begin(targets)
@@ -177,8 +165,8 @@ class ArraySync:
 
     def close(self) -> None:
         """Free what the strategy has allocated; collective."""
-        if _attached.get(id(self._strategy)) is self:
-            del _attached[id(self._strategy)]
+        if self._is_attached:
+            self._strategy.driver = None
             self._strategy.detach()
 
 

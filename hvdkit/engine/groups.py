@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdkit.engine.api import Engine
+from hvdkit.engine.named.api import Engine
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.part import is_communicator, ranks_in_job

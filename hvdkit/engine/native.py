@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvdkit.config import Config
-from hvdkit.engine.api import Engine
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.named.engine import NamedEngine
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.provider import EngineProvider

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import Group, OpenEngine, ProcessSet, global_process_set
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.api import Engine
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.startup import Opener
 from hvdkit.errors import HvdkitError, MissingDependencyError
 from hvdkit.transport.api import Transport

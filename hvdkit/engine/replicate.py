@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from hvdkit.engine.api import Engine
 from hvdkit.engine.groups import global_process_set
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.named.submit import collective_step, root_options
 from hvdkit.errors import HorovodInternalError, ReplicasDifferError
 from hvdkit.transport.api import Transport

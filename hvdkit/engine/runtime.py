@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdkit.config import Config, read_config, read_environment
-from hvdkit.engine.api import Engine
 from hvdkit.engine.child_processes import mark_rank_process, refuse_child_of_rank, unmark_rank_process
 from hvdkit.engine.cores import count_cores, fair_share, look_at_cores, warn_of_crowding
 from hvdkit.engine.groups import ProcessSet
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.native import NativeProvider
 from hvdkit.engine.observe.recording import RECORDER, RankFacts, read_node
 from hvdkit.engine.observe.timeline import Timeline

@@ -9,12 +9,13 @@ An adapter (GradientSync of each framework) drives one strategy. One step of the
     after_step
 
 Every rank makes the calls that are marked collective in the same order. Parameters are known by their index in
-`Parameters.tensors`; their numbers are read and written through a GradientSource, so a strategy that uses nothing else
+`Parameters.tensors`; their numbers are read and written through a TensorSource, so a strategy that uses nothing else
 works with every framework.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.planned.source import OwnTensors, TensorSource
 from hvdkit.engine.reduce_op import Average, ReduceOp
 from hvdkit.engine.request import check_gradient
 
@@ -35,14 +36,24 @@ class Parameters:
     name: of the optimizer, the same on all ranks. tensors: name, number of elements, dtype, device, memory layout and
     shape of each parameter, in one order on all ranks. gradients: copies their gradients into buckets and back.
     values: the same for the parameters themselves. compute_threads: that this rank computes with; 0 for as many as it
-    has cores. A source has one plan at a time.
+    has cores. own: the framework's own tensors; None where the adapter passes arrays. A source has one plan at a time.
     """
 
     name: str
     tensors: Sequence[TensorSpec]
-    gradients: GradientSource
-    values: GradientSource
+    gradients: TensorSource
+    values: TensorSource
     compute_threads: int = 0
+    own: OwnTensors | None = None
+
+    def own_tensors(self, who: str) -> OwnTensors:
+        """The framework's own tensors. who: needs them. Raises TypeError where the adapter passes arrays."""
+        if self.own is None:
+            raise TypeError(
+                f"{who} works on tensors of a framework, but {self.name} has arrays in their place, as on TensorFlow "
+                "and JAX. Use it with PyTorch, or have it read and write Parameters.gradients and .values."
+            )
+        return self.own
 
 
 class Strategy:
@@ -66,6 +77,9 @@ class Strategy:
     #: Does it read or write the parameters' values? Then adapters whose steps are compiled hand them over, and call
     #: after_step(). True in a class that defines after_step(), unless the class says otherwise.
     uses_values: bool = False
+    #: What drives it, for the parameters that it is attached to; set by drivers. A user's own strategy may be attached
+    #: to several lists of parameters, in turn.
+    driver: weakref.ref[Any] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -113,7 +127,7 @@ class Strategy:
         that step() has cut short. A second call says that the gradient was written again (a re-entrant checkpoint
         inside of the pass): the strategy takes the new numbers or, if it has sent the old ones, raises
         HorovodInternalError. On TensorFlow and JAX it is also called for a parameter that this rank has no gradient of
-        in the step, as GradientSource.fill says then.
+        in the step, as TensorSource.fill says then.
         """
 
     def cancel(self) -> None:
@@ -127,7 +141,7 @@ class Strategy:
 
         Comes once a window, also on a rank on which nothing has arrived, and more often only as `repeatable` says.
         Where parameters were added it comes for the old ones, then attach(), then again for the new ones. Of gradients
-        that were not written since the last call GradientSource.fill says that this rank does not use them.
+        that were not written since the last call TensorSource.fill says that this rank does not use them.
         A rank that has joined does not call it: planned reductions and named operations go on without it.
         """
 

@@ -10,7 +10,6 @@ from hvdkit.optional_import import optional_import
 
 optional_import("keras", "keras")
 
-from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.engine.basics import (
     add_process_set,
     cross_rank,
@@ -63,6 +62,7 @@ from hvdkit.keras.state import (
 )
 from hvdkit.keras.values import allgather, allreduce, barrier, broadcast, reducescatter
 from hvdkit.profiling.session import profile, scaling_report
+from hvdkit.strategies.outer import OuterSGD
 from hvdkit.tracking.progress import progress
 from hvdkit.tracking.tracker import track
 from hvdkit.training.schedules import linear_scale, square_root_scale

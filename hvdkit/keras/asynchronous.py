@@ -6,8 +6,6 @@ from typing import Any
 
 import keras
 
-from hvdkit.asynchronous.asynchronous import Asynchronous, choose_asynchronous
-from hvdkit.asynchronous.backup_steps import BackupSteps
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.strategy import Strategy
@@ -19,6 +17,8 @@ from hvdkit.keras.settings import Settings
 from hvdkit.keras.state import sync_state
 from hvdkit.keras.statistics import average_statistics
 from hvdkit.keras.values import barrier
+from hvdkit.strategies.asynchronous import Asynchronous, choose_asynchronous
+from hvdkit.strategies.backup_steps import BackupSteps
 
 
 class FinishedOptimizer(Distributed):

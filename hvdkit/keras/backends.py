@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import keras
 
-from hvdkit.engine.array_sync import ArrayFollower
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.errors import ConfigError
 from hvdkit.keras.settings import Settings
 
@@ -49,7 +49,7 @@ class StrategyDriver(Protocol):
         Does nothing before the first step.
         """
 
-    def follow(self, follower: ArrayFollower) -> None:
+    def set_gradient_hook(self, hook: GradientHook) -> None:
         """Have one object, and no other any more, take part in each step from now on.
 
         Raises ValueError, or the step does, for gradients that it cannot weight.

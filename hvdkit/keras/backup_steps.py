@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from hvdkit.asynchronous import backup_steps
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.keras.asynchronous import wrap_finished
+from hvdkit.strategies import backup_steps
 
 
 def BackupSteps(

@@ -9,13 +9,14 @@ from typing import Any
 
 import keras
 
-from hvdkit.engine.measured_shares import MeasuredShares, Meeting, Seconds
+from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.shares import Shares
+from hvdkit.engine.gradient_hook import CollectiveCaller, Seconds
 from hvdkit.keras.backends import settle
 from hvdkit.keras.data import count_rows, take_rows
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.sharding.optimizer import ShardedOptimizer
 from hvdkit.keras.sync import GradientSync
-from hvdkit.training.balance import Shares
 from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.transport.api import Transport
 
@@ -95,12 +96,12 @@ class BalancedDataset(keras.utils.PyDataset):
             raise ValueError(f"{_WHO}(): grain is {grain}; it must be 1 or more.")
         self._shares = MeasuredShares(_WHO, batch_size, every, transport, speeds, grain)
         if self._sync is not None:
-            sync.follow(self)
+            sync.set_gradient_hook(self)
 
     def _transport(self) -> Transport | None:
-        return None if self._sync is None else self._followed().group.transport
+        return None if self._sync is None else self._hooked_sync().group.transport
 
-    def _followed(self) -> GradientSync:
+    def _hooked_sync(self) -> GradientSync:
         sync = None if self._sync is None else self._sync()
         if sync is None:
             raise ValueError(f"{_WHO}: its optimizer does not exist any more. Create one for the new optimizer.")
@@ -211,7 +212,7 @@ class BalancedDataset(keras.utils.PyDataset):
     def _begin(self) -> None:
         """Begin an iteration; no step is under way."""
         transport = self._transport()
-        if self._sync is not None and self._followed().follower is not self:
+        if self._sync is not None and self._hooked_sync().gradient_hook is not self:
             raise ValueError(
                 f"{_WHO}: a newer {_WHO} was created for the same optimizer, so the gradients of this one's batches "
                 f"would not be weighted. Use one for each optimizer."
@@ -230,7 +231,7 @@ class BalancedDataset(keras.utils.PyDataset):
         self._order = order[: len(self) * self._batch_size]
 
     def begin_step(self) -> float:
-        """See ArrayFollower.begin_step."""
+        """See GradientHook.begin_step."""
         with self._lock:
             if not self._training:
                 return 1.0
@@ -242,8 +243,8 @@ class BalancedDataset(keras.utils.PyDataset):
             rows, whole = self._parts[self._steps]
             return rows * self._shares.size / whole
 
-    def reduced(self, meeting: Meeting, seconds: Seconds | None) -> None:
-        """See ArrayFollower.reduced."""
+    def reduced(self, caller: CollectiveCaller, seconds: Seconds | None) -> None:
+        """See GradientHook.reduced."""
         with self._lock:
             rows, _ = self._parts.pop(self._steps, (0, 0)) if self._training else (0, 0)
             measured = rows if self._trained else 0  # the first step has also the time since the last iteration
@@ -257,14 +258,14 @@ class BalancedDataset(keras.utils.PyDataset):
                 "drop_last": self._drop_last,
                 "epoch": self.epoch,
             }
-            self._shares.stepped(meeting, measured, seconds, self._position, [*options.items()])
+            self._shares.stepped(caller, measured, seconds, self._position, [*options.items()])
 
     def _position(self) -> tuple[int, int]:
         return 0, max(self._steps, self._begun + self._given)
 
 
 def _sync_of(optimizer: Any) -> GradientSync:
-    """What drives the optimizer's strategy. Raises TypeError or ValueError for one that cannot be followed."""
+    """What drives the optimizer's strategy. Raises TypeError or ValueError for one that takes no GradientHook."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner, Distributed):
         raise TypeError(

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.named.submit import collective_step
-from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.device_rounds import DeviceRounds
-from hvdkit.engine.planned.plan import TensorSpec, describe_plan
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.settings import device_plan_settings
 from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
@@ -80,7 +80,7 @@ class DeviceReduction:
             if devices is None:
                 return []
             current.plans += 1
-            check_agreement(group.transport, describe_plan(self._tensors, self._limit, f"NCCL, {options}"))
+            check_tensors(group.transport, self._tensors, f"NCCL, {options}", self._limit)
             factor = 1.0 / devices.size if options.average else 1.0
             arrays = [
                 DeviceArrays(devices, [(self._dtypes[at], self._tensors[at].count) for at in bucket], factor)

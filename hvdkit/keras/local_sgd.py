@@ -6,9 +6,6 @@ from typing import Any
 
 import keras
 
-from hvdkit.asynchronous import diloco, local_sgd
-from hvdkit.asynchronous.outer import OuterSGD
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
@@ -18,6 +15,9 @@ from hvdkit.engine.request import gradient_options
 from hvdkit.keras.asynchronous import know_model
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.optimizer import DistributedOptimizer
+from hvdkit.strategies import diloco, local_sgd
+from hvdkit.strategies.outer import OuterSGD
+from hvdkit.strategies.periodic import PeriodicAverage
 
 
 def LocalSGD(

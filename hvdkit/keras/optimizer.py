@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
@@ -20,6 +19,7 @@ from hvdkit.keras.settings import Settings
 from hvdkit.keras.sharding.optimizer import ShardedOptimizer, check_sharding, may_come_later
 from hvdkit.keras.sharding.sync import ShardSync
 from hvdkit.keras.sync import GradientSync
+from hvdkit.strategies.periodic import PeriodicAverage
 
 
 def DistributedOptimizer(
@@ -55,10 +55,10 @@ def DistributedOptimizer(
     backward_passes_per_step: n; sets gradient_accumulation_steps, so every n-th call updates the variables.
     average_aggregated_gradients: average the gradients of these passes, as Keras does. False: sum them, as in Horovod.
     process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
-    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
+    strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
-    sees tensors through GradientSources only, and the values of parameters only if it overrides after_step().
+    sees tensors through TensorSources only, and the values of parameters only if it has uses_values.
     shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2): gradients are
     reduce-scattered, each rank steps on its pieces of the variables, and all get the result. With "gradients" they are
     sent and freed while backward runs, in compiled steps of TensorFlow and JAX and on PyTorch after scale_loss(), which

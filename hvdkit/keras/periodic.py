@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.state import broadcast_object, saved_variables, sync_state
 from hvdkit.keras.statistics import average_statistics
+from hvdkit.strategies.periodic import PeriodicAverage
 
 
 class PeriodicOptimizer(Distributed):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from hvdkit.asynchronous.asynchronous import Asynchronous
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine.reduce_op import Average
 from hvdkit.keras.sync import GradientSync
 from hvdkit.keras.values import allreduce
 from hvdkit.log import logger
+from hvdkit.strategies.asynchronous import Asynchronous
+from hvdkit.strategies.periodic import PeriodicAverage
 
 
 def average_statistics(sync: GradientSync) -> None:

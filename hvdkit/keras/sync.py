@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hvdkit.engine import runtime as engine
-from hvdkit.engine.array_sync import ArrayFollower
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.groups import Group
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.strategy import Strategy, other_engine
@@ -39,7 +39,7 @@ class GradientSync:
         self._prepared: Sequence[Any] = ()
         self._local_layers, self._scale_local, self._passes_factor = list(local_layers), scale_local, passes_factor
         self._local: set[int] = set()
-        self.follower: ArrayFollower | None = None
+        self.gradient_hook: GradientHook | None = None
         self._done = False
         self._reduced = False  # has the strategy had gradients of the last step or window?
         self._variables: Sequence[Any] = ()
@@ -63,8 +63,8 @@ class GradientSync:
             self._driver.enter()
         elif self._size > 1 or may_grow or (self.strategy is not None and self.process_set.included()):
             self._driver = open_driver(self._settings)
-            if self.follower is not None:
-                self._driver.follow(self.follower)
+            if self.gradient_hook is not None:
+                self._driver.set_gradient_hook(self.gradient_hook)
             self.prepare(self._prepared)
 
     @property
@@ -129,7 +129,7 @@ class GradientSync:
         """The ranks that train together."""
         return self._settings.group
 
-    def follow(self, follower: ArrayFollower) -> None:
+    def set_gradient_hook(self, hook: GradientHook) -> None:
         """Have one object, and no other any more, weight this rank's gradients, and look on at each step.
 
         Raises ValueError where an average of weighted gradients is not what the optimizer steps on.
@@ -145,9 +145,9 @@ class GradientSync:
         )
         if problem:
             raise ValueError(f"The optimizer has {problem}, so gradients cannot be weighted by rows.")
-        self.follower = follower
+        self.gradient_hook = hook
         if self._driver is not None:
-            self._driver.follow(follower)
+            self._driver.set_gradient_hook(hook)
 
     def attach(self, variables: Sequence[Any]) -> None:
         """Attach the strategy to these, if no step has attached it; collective then. ValueError if there are none."""

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower, ArraySync
+from hvdkit.engine.array_sync import CANNOT_WEIGHT, ArraySync
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_device import DeviceReduction, open_device_reduction
@@ -31,7 +32,7 @@ class JaxDriver:
         self._settings = settings
         self._lists: dict[tuple[int, ...], _Variables] = {}
         self._reduced: _Variables | None = None  # the list whose gradients the program has reduced last
-        self._follower: ArrayFollower | None = None
+        self._gradient_hook: GradientHook | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """See StrategyDriver.prepare: here all gradients come at once."""
@@ -53,7 +54,7 @@ class JaxDriver:
         key = tuple(map(id, variables))
         if key not in self._lists:
             self._lists[key] = _Variables(self._settings, variables)
-            self._lists[key].follow(self._follower)
+            self._lists[key].set_gradient_hook(self._gradient_hook)
         return self._lists[key]
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
@@ -76,10 +77,10 @@ class JaxDriver:
         if self._reduced is not None:
             self._reduced.change_values(change)
 
-    def follow(self, follower: ArrayFollower) -> None:
-        self._follower = follower
+    def set_gradient_hook(self, hook: GradientHook) -> None:
+        self._gradient_hook = hook
         for variables in self._lists.values():
-            variables.follow(follower)
+            variables.set_gradient_hook(hook)
 
     def agree(self, flag: Any) -> Any:
         def ask(local_flag: Any) -> Any:
@@ -119,7 +120,7 @@ class _Variables:
         self._sync: ArraySync | None = None
         self._device: DeviceReduction | None = None
         self._traced = False
-        self._follower: ArrayFollower | None = None
+        self._gradient_hook: GradientHook | None = None
         self._before, self._after = OrderedCall(self._before_step), OrderedCall(self._after_step)
 
     @property
@@ -127,16 +128,16 @@ class _Variables:
         """Do gradients stay on the GPU?"""
         return self._device is not None
 
-    def follow(self, follower: ArrayFollower | None) -> None:
+    def set_gradient_hook(self, hook: GradientHook | None) -> None:
         """Have one object, and no other any more, take part in each step. ValueError where that is on a GPU."""
-        self._follower = follower
+        self._gradient_hook = hook
         if self._sync is not None:
-            self._sync.follower = follower
-        self._check_follower()
+            self._sync.gradient_hook = hook
+        self._check_hook()
 
-    def _check_follower(self) -> None:
-        if self._follower is not None and self._device is not None:
-            raise ValueError(CANNOT_FOLLOW)
+    def _check_hook(self) -> None:
+        if self._gradient_hook is not None and self._device is not None:
+            raise ValueError(CANNOT_WEIGHT)
 
     def before_step(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that the optimizer is to use, as values of the program that is being traced.
@@ -152,7 +153,7 @@ class _Variables:
             settle()  # what steps do on the host comes before
             self._device = open_device_reduction(self._settings, self._strategy, self._names, gradients)
             self._traced = True
-            self._check_follower()
+            self._check_hook()
         if self._device is not None:
             return self._device(gradients)
         values = [variable.value for variable in self._variables] if self._uses_values else []
@@ -207,7 +208,7 @@ class _Variables:
         # XLA computes with all cores.
         threads = os.cpu_count() or 1
         sync = ArraySync(self._settings.group, tensors, self._strategy, compute_threads=threads, values=values)
-        sync.follower = self._follower
+        sync.gradient_hook = self._gradient_hook
         return sync
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine.array_sync import ArrayFollower
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.tensorflow.sync import GradientSync
 from hvdkit.tensorflow.tensors import dtype_name
@@ -23,7 +23,7 @@ class TensorflowDriver:
         self._settings = settings
         self._syncs: dict[tuple[int, ...], GradientSync] = {}
         self._reduced: GradientSync | None = None  # the list whose gradients the step has reduced last
-        self._follower: ArrayFollower | None = None
+        self._gradient_hook: GradientHook | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """See StrategyDriver.prepare: the graph starts each bucket when its gradients are there."""
@@ -46,8 +46,8 @@ class TensorflowDriver:
                     for name, variable in zip(name_variables(variables), variables, strict=True)
                 ],
             )
-            if self._follower is not None:
-                self._syncs[key].follow(self._follower)
+            if self._gradient_hook is not None:
+                self._syncs[key].set_gradient_hook(self._gradient_hook)
         return self._syncs[key]
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
@@ -67,10 +67,10 @@ class TensorflowDriver:
         if self._reduced is not None:
             self._reduced.change_values(change)
 
-    def follow(self, follower: ArrayFollower) -> None:
-        self._follower = follower
+    def set_gradient_hook(self, hook: GradientHook) -> None:
+        self._gradient_hook = hook
         for sync in self._syncs.values():
-            sync.follow(follower)
+            sync.set_gradient_hook(hook)
 
     def agree(self, flag: Any) -> Any:
         def ask(local_flag: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.array_sync import ArrayFollower
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.settings import Settings, name_variables
 from hvdkit.torch.data.balanced import weighted
@@ -30,8 +30,8 @@ class TorchDriver:
         self._hooked: GradientSync | None = None
         self._others: dict[tuple[int, ...], GradientSync] = {}  # without hooks
         self._reduced: GradientSync | None = None  # that has reduced the gradients of this step
-        self._follower: ArrayFollower | None = None
-        self._tensors: _TensorFollower | None = None
+        self._gradient_hook: GradientHook | None = None
+        self._tensors: _TensorHook | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         strategy = self._make_strategy()
@@ -47,7 +47,7 @@ class TorchDriver:
             sparse = SparseGradients(average=strategy.options.average)
         named = list(zip(name_variables(variables), parameters, strict=True))
         self._hooked = GradientSync(named, self._settings.process_set, strategy, sparse=sparse)
-        self._follow()
+        self._install_hook()
 
     def _make_strategy(self) -> Strategy:
         settings = self._settings
@@ -70,7 +70,7 @@ class TorchDriver:
         self, gradients: Sequence[Any], variables: Sequence[Any], parameters: list[torch.nn.Parameter]
     ) -> list[Any]:
         """Reduce gradients, which stay as they are; returns new ones. The parameters' own are left alone."""
-        if self._follower is not None:
+        if self._gradient_hook is not None:
             raise ValueError(
                 "BalancedDataset: the optimizer got gradients that loss.backward() has not just computed, so they are "
                 "not weighted by rows. On PyTorch use fit(), or pass the gradients of the variables as they are."
@@ -111,14 +111,14 @@ class TorchDriver:
         if self._reduced is not None:
             change()
 
-    def follow(self, follower: ArrayFollower) -> None:
-        self._follower = follower
-        self._follow()
+    def set_gradient_hook(self, hook: GradientHook) -> None:
+        self._gradient_hook = hook
+        self._install_hook()
 
-    def _follow(self) -> None:
-        if self._hooked is not None and self._follower is not None:
-            self._tensors = _TensorFollower(self._follower, ComputeClock(self._hooked.strategy))
-            self._hooked.follow(self._tensors)
+    def _install_hook(self) -> None:
+        if self._hooked is not None and self._gradient_hook is not None:
+            self._tensors = _TensorHook(self._gradient_hook, ComputeClock(self._hooked.strategy))
+            self._hooked.set_gradient_hook(self._tensors)
 
     def agree(self, flag: Any) -> Any:
         return torch.tensor(self._settings.agree(flag))
@@ -138,25 +138,25 @@ class TorchDriver:
         self._reduced = None
 
 
-class _TensorFollower:
-    """A follower of hvdkit.torch's GradientSync, for one of arrays."""
+class _TensorHook:
+    """The TensorHook of hvdkit.torch's GradientSync that calls a GradientHook of arrays."""
 
-    def __init__(self, follower: ArrayFollower, clock: ComputeClock) -> None:
-        self._follower, self._clock = follower, clock
+    def __init__(self, hook: GradientHook, clock: ComputeClock) -> None:
+        self._gradient_hook, self._clock = hook, clock
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
         self._clock.gradient(gradient)
         # Asked for each gradient: a backward pass may be cut short, and another step come after it.
-        return weighted(gradient, self._follower.begin_step())
+        return weighted(gradient, self._gradient_hook.begin_step())
 
     @property
     def weight(self) -> float:
-        """See Follower; Keras has no closures, whose loss it would be for."""
-        return self._follower.begin_step()
+        """See TensorHook; Keras has no closures, whose loss it would be for."""
+        return self._gradient_hook.begin_step()
 
     def stepped(self, sync: GradientSync) -> None:
         """Nothing here, as a LossScaleOptimizer may leave the step out."""
 
     def reduced(self, sync: GradientSync) -> None:
         """The gradients of a step are reduced."""
-        self._follower.reduced(sync, self._clock.step())
+        self._gradient_hook.reduced(sync, self._clock.step())

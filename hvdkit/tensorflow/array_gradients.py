@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.array_sync import ArrayFollower, ArraySync
+from hvdkit.engine.array_sync import ArraySync
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.strategy import Strategy
@@ -49,9 +50,9 @@ class ArrayGradients:
         self._results = ResultMemory(shapes, dtypes)
         self._new_values = ResultMemory(shapes, dtypes)
 
-    def follow(self, follower: ArrayFollower) -> None:
+    def set_gradient_hook(self, hook: GradientHook) -> None:
         """Have one object, and no other any more, take part in each step."""
-        self._sync.follower = follower
+        self._sync.gradient_hook = hook
 
     def _values(self) -> list[Array]:
         return [self._flat(index, array_of(value)) for index, value in enumerate(self._read_values())]

@@ -22,9 +22,9 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.one_step import OneStep
-from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.device_rounds import DeviceRounds
-from hvdkit.engine.planned.plan import TensorSpec, describe_plan
+from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.planned.presence import Presence
 from hvdkit.engine.planned.reducer import Context
 from hvdkit.engine.planned.settings import settings_of
@@ -62,7 +62,7 @@ def open_device_gradients(
 
     def open_all(transport: Transport, _: Sequence[int]) -> DeviceGradients | None:
         shaped = [dataclasses.replace(one, shape=spec.shape) for one, spec in zip(tensors, specs, strict=True)]
-        check_agreement(transport, describe_plan(shaped, 0, str(options)))
+        check_tensors(transport, shaped, str(options))
         if problem:
             if device is not None and transport.rank == 0:
                 logger.info("%s: gradients go through the host's memory, because %s.", name, problem)

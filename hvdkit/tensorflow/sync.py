@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.array_sync import CANNOT_FOLLOW, ArrayFollower
+from hvdkit.engine.array_sync import CANNOT_WEIGHT
+from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.groups import Group, ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.engine.strategy import Strategy
@@ -65,7 +66,7 @@ class GradientSync:
         self._device = gpu.gpu_for(variables)
         # Of dense tensors; None where there are none.
         self._gradients: ArrayGradients | DeviceGradients | Any = None
-        self._follower: ArrayFollower | None = None
+        self._gradient_hook: GradientHook | None = None
         self._planned = False
         #: Of this rank's gradients, which are sparse and which are there; before the first reduce(), all, and dense.
         self._mine: tuple[Sequence[int], Sequence[int]] = (), range(len(self._specs))
@@ -119,17 +120,17 @@ class GradientSync:
         if not self._planned:
             self._plan_first(*self._mine)
 
-    def follow(self, follower: ArrayFollower) -> None:
+    def set_gradient_hook(self, hook: GradientHook) -> None:
         """Have one object, and no other any more, take part in each step.
 
         Raises ValueError, or the step does, for gradients that it cannot weight.
         """
-        self._follower = follower
+        self._gradient_hook = hook
         if self._planned:
-            self._follow()
+            self._install_hook()
 
-    def _follow(self) -> None:
-        if self._follower is None:
+    def _install_hook(self) -> None:
+        if self._gradient_hook is None:
             return
         if self._sparse:
             raise ValueError(
@@ -137,9 +138,9 @@ class GradientSync:
                 f"sparse_as_dense=True to DistributedOptimizer()."
             )
         if isinstance(self._gradients, ArrayGradients):
-            self._gradients.follow(self._follower)
+            self._gradients.set_gradient_hook(self._gradient_hook)
         elif self._gradients is not None:
-            raise ValueError(CANNOT_FOLLOW)
+            raise ValueError(CANNOT_WEIGHT)
 
     def after_step(self, due: Any = True) -> None:
         """Let a strategy with uses_values change the variables, now that the optimizer has stepped; collective.
@@ -227,7 +228,7 @@ class GradientSync:
                 devices = self._open_device_gradients(group, specs) if provider.native else None
                 self._gradients = devices or ArrayGradients(group, specs, self.strategy, self._read_values)
         self._kind = type(self._gradients)
-        self._follow()
+        self._install_hook()
         self._planned = True
 
     def _open_device_gradients(self, group: Group, specs: Sequence[VariableSpec]) -> DeviceGradients | None:

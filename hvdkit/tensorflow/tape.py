@@ -130,7 +130,7 @@ def DistributedGradientTape(
     process_set: the ranks that train together; other ranks keep their own gradients.
     scale_local_gradients: divide the gradients of sources that are registered with register_local_source() by the
     number of ranks, as if they were averaged too.
-    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; the same object for all
+    strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; the same object for all
     tapes of a training, and not together with op, compression or gradient_predivide_factor. It gets IndexedSlices as
     dense gradients. A strategy that changes parameters after the optimizer's step raises ValueError.
     device_dense, device_sparse, num_groups, groups: accepted as in Horovod, and ignored.

@@ -6,7 +6,6 @@ from hvdkit.optional_import import optional_import
 
 optional_import("torch", "torch")
 
-from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.engine.basics import (
     add_process_set,
     cross_rank,
@@ -38,6 +37,7 @@ from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.profiling.session import profile, scaling_report
+from hvdkit.strategies.outer import OuterSGD
 from hvdkit.torch import checkpoint, data, elastic, learning_rate, metrics, mpi_ops
 from hvdkit.torch.asynchronous import AsynchronousOptimizer
 from hvdkit.torch.backup_steps import BackupSteps

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from hvdkit.asynchronous.asynchronous import Asynchronous, choose_asynchronous
-from hvdkit.asynchronous.backup_steps import BackupSteps
 from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.strategies.asynchronous import Asynchronous, choose_asynchronous
+from hvdkit.strategies.backup_steps import BackupSteps
 from hvdkit.torch.ops import barrier
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
 from hvdkit.torch.plain_copies import change_class

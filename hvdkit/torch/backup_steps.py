@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from hvdkit.asynchronous import backup_steps
 from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.strategies import backup_steps
 from hvdkit.torch.asynchronous import AsynchronousWrapped
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
 from hvdkit.torch.plain_copies import change_class

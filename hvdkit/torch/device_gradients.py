@@ -20,7 +20,6 @@ from hvdkit.engine.strategy import Parameters
 from hvdkit.log import logger
 from hvdkit.torch import gpu
 from hvdkit.torch.device_masks import DeviceMasks
-from hvdkit.torch.source import TorchSource
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.group import DeviceGroup
@@ -43,7 +42,6 @@ def open_device_reducer(
     and on what open_group() finds.
     Raises PlanMismatchError where the ranks' parameters differ, and what open_group() raises.
     """
-    assert isinstance(parameters.gradients, TorchSource)
     if not gpu.is_cuda_build():
         return None
     wires = [options.wire_for_tensor(tensor) for tensor in parameters.tensors]
@@ -51,7 +49,7 @@ def open_device_reducer(
         if group.transport.rank == 0:
             logger.info("%s: coded gradients go through the host's memory, where they are coded.", parameters.name)
         return None
-    index = gpu.common_gpu(parameters.gradients.parameters)
+    index = gpu.common_gpu(parameters.own_tensors("A reduction on the GPU").parameters)
     devices = open_group(
         group.transport, index, current.world.host, gpu.device_settings(current.config), parameters.name
     )
@@ -79,10 +77,9 @@ def find_device_place(current: Runtime, parameters: Parameters, group: Group) ->
 
     Raises what open_group() raises.
     """
-    assert isinstance(parameters.gradients, TorchSource)
     if not gpu.is_cuda_build():
         return None
-    index = gpu.common_gpu(parameters.gradients.parameters)
+    index = gpu.common_gpu(parameters.own_tensors("A reduction on the GPU").parameters)
     devices = open_group(
         group.transport, index, current.world.host, gpu.device_settings(current.config), parameters.name
     )

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from hvdkit.asynchronous import diloco, local_sgd
-from hvdkit.asynchronous.outer import OuterSGD
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.request import gradient_options
+from hvdkit.strategies import diloco, local_sgd
+from hvdkit.strategies.outer import OuterSGD
+from hvdkit.strategies.periodic import PeriodicAverage
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
 from hvdkit.torch.strategies import TorchAllReduce

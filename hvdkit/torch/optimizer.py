@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
@@ -18,6 +17,7 @@ from hvdkit.engine.named.operation import Action
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
+from hvdkit.strategies.periodic import PeriodicAverage
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
@@ -101,7 +101,7 @@ def DistributedOptimizer(
     parameters. Rarely useful, since buckets are filled without groups.
     sparse_as_dense: reduce sparse gradients as dense tensors, instead of gathering their rows.
     process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
-    strategy: an object of a subclass of hvdkit.engine.strategy.Strategy that replaces `op`; one object for each
+    strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. It gets sparse gradients as dense
     tensors. Save its state with its own state_dict().
     static_graph: every step uses the same parameters. On GPUs the ranks then find out in the first step only which
@@ -247,7 +247,7 @@ engine.follow(_syncs)
 _NO_BASE = (
     "_DistributedOptimizer is the class behind Horovod's DistributedOptimizer; hvdkit has none whose methods could be "
     "overridden. Use hvd.DistributedOptimizer(optimizer, strategy=...) with a subclass of "
-    "hvdkit.engine.strategy.Strategy, which gets the gradients of each step."
+    "hvdkit.engine.api.Strategy, which gets the gradients of each step."
 )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine.reduce_op import Average
+from hvdkit.strategies.periodic import PeriodicAverage
 from hvdkit.torch.reduce import grouped_allreduce_
 from hvdkit.torch.state import map_nested
 from hvdkit.torch.wrapped import Wrapped

@@ -62,7 +62,7 @@ def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class TorchSource:
-    """The GradientSource of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
+    """The TensorSource of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
 
     What this rank itself adds up (see Buckets.owned) is not copied, if it is large: it is reduced where it is.
     Sparse gradients are made dense; restore_sparse() undoes that.
@@ -113,7 +113,7 @@ class TorchSource:
     def describe(self, name: str) -> Parameters:
         """The parameters as a strategy sees them. name: of their optimizer, the same on all ranks."""
         values = TorchValues(self.parameters, self.strides)
-        return Parameters(name, self.tensors, self, values, torch.get_num_threads())
+        return Parameters(name, self.tensors, self, values, torch.get_num_threads(), self)
 
     def on_plan(self, plan: Plan) -> None:
         self._plan = plan
@@ -254,7 +254,7 @@ class TorchSource:
 
 
 class TorchValues:
-    """The GradientSource of the parameters themselves, which every rank uses; for strategies that change them.
+    """The TensorSource of the parameters themselves, which every rank uses; for strategies that change them.
 
     parameters: in the order in which all ranks have them. strides: of each, as all ranks have planned.
     """

@@ -16,7 +16,6 @@ from hvdkit.engine.strategy import Parameters, Strategy
 from hvdkit.torch.compression import Compressor
 from hvdkit.torch.handles import synchronize
 from hvdkit.torch.reduce import grouped_allreduce_async_
-from hvdkit.torch.source import TorchSource
 
 
 class TorchAllReduce(AllReduce):
@@ -70,8 +69,8 @@ class AdasumSteps(Strategy):
 
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach. Takes the tensors themselves, so that nothing of a GPU is copied to the host here."""
-        assert isinstance(parameters.gradients, TorchSource)
-        self._name, self._parameters = f"adasum.{parameters.name}", parameters.gradients.parameters
+        self._name = f"adasum.{parameters.name}"
+        self._parameters = list(parameters.own_tensors("op=hvd.Adasum").parameters)
 
     def before_step(self) -> None:
         self._before = [parameter.detach().clone() for parameter in self._parameters]

@@ -22,21 +22,17 @@ from hvdkit.torch.cleared import are_cleared, reduced_already
 from hvdkit.torch.closures import reduce_loss
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.conversions import PlannedMetadata
-from hvdkit.torch.follower import Follower, hook_gradients
 from hvdkit.torch.layout import Named
 from hvdkit.torch.replicas import checksums
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.sparse import SparseGradients
+from hvdkit.torch.tensor_hook import TensorHook, hook_gradients
 from hvdkit.torch.tensors import dtype_name
 from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.torch.weakly import weakly
 from hvdkit.transport.api import Transport
 
 _numbers = itertools.count()
-
-#: By id of a strategy, whose parameters it is attached to: Keras may use one for several lists of them, in turn. A sync
-#: holds its strategy, so that an id is not used again while its entry is there.
-_attached: weakref.WeakValueDictionary[int, GradientSync] = weakref.WeakValueDictionary()
 
 
 class GradientSync:
@@ -65,7 +61,7 @@ class GradientSync:
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
-        self.follower: Follower | None = None
+        self.gradient_hook: TensorHook | None = None
         #: Makes of a closure's loss what is averaged, where a rank's rows weigh as much as their number (hvdrun --wrap).
         self.weigh_loss: Callable[[Any], Any] | None = None
         self.process_set, self._passes, self._sparse = process_set, passes, sparse
@@ -100,11 +96,11 @@ class GradientSync:
         """The ranks that train together."""
         return self._group
 
-    def follow(self, follower: Follower) -> None:
+    def set_gradient_hook(self, hook: TensorHook) -> None:
         """Have one object, and no other any more, take part in each gradient and step."""
-        if self.follower is None:
+        if self.gradient_hook is None:
             hook_gradients(weakref.ref(self), self.parameters)
-        self.follower = follower
+        self.gradient_hook = hook
 
     def enter(self) -> None:
         """Join the ranks that the process set has now, after init()."""
@@ -124,7 +120,7 @@ class GradientSync:
         self._check(named)
         self._frozen.extend(range(len(self._named), len(self._named) + len(named)))
         self._named.extend(named)
-        if self.follower is not None:
+        if self.gradient_hook is not None:
             hook_gradients(weakref.ref(self), [parameter for _, parameter in named])
         self._changed = True
         self._hook()
@@ -286,13 +282,13 @@ class GradientSync:
         positions = {index: position for position, index in enumerate(trained)}
         source = TorchSource([self._named[index] for index in trained], self._groups)
         source.written |= {positions[index] for index in self._written if index in positions}
-        owner = _attached.get(id(self.strategy))
+        owner = None if self.strategy.driver is None else self.strategy.driver()
         if owner is not None:
             owner._leave_strategy()  # if attach() raises, later gradients are announced to nobody
         self.strategy.attach(source.describe(self.name), self._group)
         self._position, self._source, self._planned = positions, source, planned
         self._attached, self._changed = True, False
-        _attached[id(self.strategy)] = self
+        self.strategy.driver = weakref.ref(self)
 
     def _reduce_sparse(self, transport: Transport, _: Sequence[int]) -> None:
         assert self._sparse is not None
@@ -340,7 +336,7 @@ class GradientSync:
             return loss
         if self.weigh_loss is not None:
             loss = self.weigh_loss(loss)
-        weight = 1.0 if self.follower is None else self.follower.weight
+        weight = 1.0 if self.gradient_hook is None else self.gradient_hook.weight
         return reduce_loss(loss, op, weight, self._named[0][1].device, f"{self.name}.loss", self.process_set)
 
     def end_window(self) -> None:
@@ -353,8 +349,8 @@ class GradientSync:
         self.end_window()
         self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
-        if self.follower is not None:
-            self.follower.stepped(self)
+        if self.gradient_hook is not None:
+            self.gradient_hook.stepped(self)
 
     def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
         """Do something on all ranks of this optimizer; collective. kind, options: see collective_step()."""

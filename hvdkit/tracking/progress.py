@@ -10,12 +10,8 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.groups import global_process_set
-from hvdkit.engine.named.submit import do, reduce_options
-from hvdkit.engine.reduce_op import Sum
+from hvdkit.engine.api import Buffer, Sum, do, global_process_set, reduce_options, runtime
 from hvdkit.errors import TrackError
-from hvdkit.transport.buffer import Buffer
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -52,7 +48,7 @@ class Progress(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Yield the batches. Collective at the beginning of each pass."""
-        rank = engine.runtime("progress()").world.rank
+        rank = runtime("progress()").world.rank
         batches = len(self._loader)
         own = count_samples(self._loader) if self._samples is None else self._samples
         total = _sum_of_ranks(float("nan") if own is None else own)
@@ -168,7 +164,7 @@ def progress(
     line every ten seconds. Each pass begins with a small allreduce, so all ranks must make it; none comes in it.
     Raises TrackError for what has no length, NotInitializedError before init().
     """
-    engine.runtime("progress()")
+    runtime("progress()")
     try:
         len(loader)  # type: ignore[arg-type]
     except TypeError:

@@ -11,14 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine import runtime as engine
-from hvdkit.engine.api import Engine
-from hvdkit.engine.groups import Group, global_process_set
-from hvdkit.engine.job_objects import broadcast_object
-from hvdkit.engine.named.operation import Operation
-from hvdkit.engine.named.submit import collective_step, do, reduce_options
+from hvdkit.engine.api import (
+    Buffer,
+    Engine,
+    Group,
+    Operation,
+    Sum,
+    broadcast_object,
+    collective_step,
+    do,
+    global_process_set,
+    is_initialized,
+    reduce_options,
+    runtime,
+)
 from hvdkit.engine.observe.totals import COUNTER
-from hvdkit.engine.reduce_op import Sum
 from hvdkit.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -34,7 +41,6 @@ from hvdkit.tracking.own_series import Window, own_series, pack_window
 from hvdkit.tracking.rows import Floats, Row, describe_rows, make_row, pack_rows, unpack_rows
 from hvdkit.tracking.targets import Path, Targets
 from hvdkit.tracking.writer import End, end_of
-from hvdkit.transport.buffer import Buffer
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ class Tracker:
             return
         self._closed = True
         try:
-            if engine.is_initialized():
+            if is_initialized():
                 self.flush()
         except BaseException as error:
             self._end(self._end_of(error))
@@ -155,7 +161,7 @@ class Tracker:
 
     @property
     def _is_of_an_earlier_world(self) -> bool:
-        return not engine.is_initialized() or global_process_set.group("Tracker").engine is not self._engine
+        return not is_initialized() or global_process_set.group("Tracker").engine is not self._engine
 
     def _end_of(self, error: BaseException) -> End | None:
         return None if self._may_change and _is_a_change(error) else end_of(error)
@@ -185,7 +191,7 @@ class Tracker:
         self._targets.check()
         if isinstance(self._every, bool) or not isinstance(self._every, int) or self._every < 1:
             raise TrackError(f"track(): every is {self._every!r}; it must be a whole number of at least 1.")
-        self._may_change = engine.runtime("track()").may_change
+        self._may_change = runtime("track()").may_change
         output = take_output(self._targets, self._engine)
         error: Exception | None = None
         if group.transport.rank:
@@ -248,7 +254,7 @@ class Tracker:
         self._hand_on(averaging)
 
     def _hand_on(self, averaging: _Averaging) -> None:
-        if engine.is_initialized() and engine.runtime("log()").world.rank:
+        if is_initialized() and runtime("log()").world.rank:
             return
         averages, rest = unpack_rows(averaging.rows, averaging.sums)
         if averages:
@@ -287,9 +293,9 @@ def track(
     give another `every`; TrackError if there is nothing to write to or rank 0 cannot write, and MissingDependencyError
     there for a package that is not installed.
     """
-    runtime = engine.runtime("track()")
+    current = runtime("track()")
     given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
-    config = runtime.config
+    config = current.config
     hvdrun = config.launcher_channel if config.metrics_s and config.launcher_channel else None
     tracker = Tracker(Targets(**given, hvdrun=hvdrun), every)  # type: ignore[arg-type]
     tracker.open()

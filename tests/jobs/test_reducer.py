@@ -37,7 +37,7 @@ class Source:
         self.plans: list[Plan] = []
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill."""
+        """See TensorSource.fill."""
         memory.array[:] = np.nan  # of padding nothing may be seen
         unused = set()
         for slot in self.plans[-1].buckets[bucket].slots:
@@ -50,7 +50,7 @@ class Source:
         return Filled(frozenset(unused))
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
-        """See GradientSource.drain."""
+        """See TensorSource.drain."""
         self.globally_unused.update(globally_unused)
         for slot in self.plans[-1].buckets[bucket].slots:
             if slot.tensor not in globally_unused:
@@ -58,7 +58,7 @@ class Source:
                 result[slot.offset : slot.offset + slot.stop - slot.start] = memory.array[slot.start : slot.stop]
 
     def on_plan(self, plan: Plan) -> None:
-        """See GradientSource.on_plan."""
+        """See TensorSource.on_plan."""
         self.plans.append(plan)
 
 

@@ -14,9 +14,9 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
-from hvdkit.asynchronous.backup_steps import FirstGradients
-from hvdkit.asynchronous.server import FINISH, PUSH
 from hvdkit.errors import HorovodInternalError, TransportError
+from hvdkit.strategies.backup_steps import FirstGradients
+from hvdkit.strategies.server import FINISH, PUSH
 
 
 def _gradient(rank: int, step: int) -> NDArray[np.float64]:

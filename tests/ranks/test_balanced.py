@@ -14,9 +14,9 @@ from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
-from hvdkit.engine.measured_shares import MeasuredShares
+from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.shares import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.torch.data.balanced import weighted
-from hvdkit.training.balance import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.training.sharding import plan_order
 
 SPEEDS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
@@ -94,11 +94,11 @@ class Together:
 
 
 def test_ranks_compare_their_arguments_in_the_first_step() -> None:
-    meeting = Together()
+    caller = Together()
     mine = MeasuredShares("it", 12, 10, None)
     for _ in range(9):
-        mine.stepped(meeting, 12, lambda: 1.0, lambda: (0, 0), [("seed", 3)])
-    assert meeting.said == [{"seed": "3", "every": "10", "plan": "(12,)"}]
+        mine.stepped(caller, 12, lambda: 1.0, lambda: (0, 0), [("seed", 3)])
+    assert caller.said == [{"seed": "3", "every": "10", "plan": "(12,)"}]
 
 
 def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: float = 0.0) -> list[bool]:

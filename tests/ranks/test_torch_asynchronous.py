@@ -15,11 +15,11 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
-from hvdkit.asynchronous import server
-from hvdkit.asynchronous.asynchronous import SharedValues, slices
-from hvdkit.asynchronous.server import LOST, PUSH, STOP, ServerLink
-from hvdkit.asynchronous.staleness import Clocks
 from hvdkit.errors import RankLostError
+from hvdkit.strategies import server
+from hvdkit.strategies.asynchronous import SharedValues, slices
+from hvdkit.strategies.server import LOST, PUSH, STOP, ServerLink
+from hvdkit.strategies.staleness import Clocks
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.request import Request
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch_world import joined, weights
 
 import hvdkit.torch as hvd
-from hvdkit.asynchronous.backup_steps import BackupSteps
+from hvdkit.strategies.backup_steps import BackupSteps
 
 RANKS, ROWS = 3, 60
 

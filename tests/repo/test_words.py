@@ -25,7 +25,7 @@ MOST = {
     "settled": 2,
     "piece": 78,
     "pieces": 97,
-    "meet": 32,
+    "meet": 31,
     "meets": 2,
     "stranger": 3,
     "strangers": 1,

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hvdkit.asynchronous.parameter_values import ParameterValues
-from hvdkit.engine.groups import Group
-from hvdkit.engine.named.submit import do, reduce_options
-from hvdkit.engine.reduce_op import Average
-from hvdkit.engine.strategy import Parameters, Strategy
-from hvdkit.transport.buffer import Buffer, as_buffer
+from hvdkit.engine.api import (
+    Average,
+    Buffer,
+    Group,
+    Parameters,
+    ParameterValues,
+    Strategy,
+    as_buffer,
+    do,
+    reduce_options,
+)
 
 
 def _average(group: Group, name: str, buffer: Buffer) -> None:

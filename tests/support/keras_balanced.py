@@ -19,10 +19,10 @@ ROWS, BATCH = 50, 12  # the last batch of an epoch has 2 rows, fewer than there 
 class Paced(hvd.BalancedDataset):
     """Rank 2 needs three times as long for a row in the first 10 steps; time is made up."""
 
-    def reduced(self, meeting: Any, seconds: Any) -> None:
+    def reduced(self, caller: Any, seconds: Any) -> None:
         rows, _ = self._parts.get(self._steps, (0, 0))
         row_s = 3.0 if hvd.rank() == 2 and self._steps < 10 else 1.0
-        super().reduced(meeting, lambda: rows * row_s)
+        super().reduced(caller, lambda: rows * row_s)
 
 
 def _data() -> tuple[NDArray[Any], NDArray[Any]]:
@@ -90,12 +90,12 @@ def weights_anew() -> None:
     """A backward pass that was cut short says nothing of the weight in the next one."""
     import torch
 
-    from hvdkit.keras.sync_torch import _TensorFollower
+    from hvdkit.keras.sync_torch import _TensorHook
 
     weights = iter([0.5, 2.0])
     clock: Any = SimpleNamespace(gradient=lambda gradient: None)
-    follower: Any = SimpleNamespace(begin_step=lambda: next(weights))
-    tensors = _TensorFollower(follower, clock)
+    hook: Any = SimpleNamespace(begin_step=lambda: next(weights))
+    tensors = _TensorHook(hook, clock)
     assert [float(tensors.gradient(torch.tensor(1.0))) for _ in range(2)] == [0.5, 2.0]  # type: ignore[arg-type]
 
 

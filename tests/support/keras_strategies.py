@@ -11,9 +11,9 @@ from keras_training import ROWS, _gradients, assert_alike, joined, make_data, ma
 from numpy.typing import NDArray
 
 import hvdkit.keras as hvd
-from hvdkit.asynchronous.parameter_values import ParameterValues
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
+from hvdkit.engine.planned.values import ParameterValues
 from hvdkit.engine.strategy import Parameters
 
 RATE, EVERY, STEPS = 0.05, 3, 8
@@ -149,5 +149,5 @@ def refused() -> None:
             return
         model = make_model()
         gradients = _gradients(model, *(array[:ROWS] for array in mine(make_data())))
-        with raises(Exception, "overrides after_step()"):
+        with raises(Exception, "uses_values = True"):
             wrap(strategy=_Reads()).apply(gradients, model.trainable_variables)

@@ -37,7 +37,7 @@ class Gradients:
         self._own: dict[int, tuple[int, int]] = {}
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill. What is this rank's own stays where it is."""
+        """See TensorSource.fill. What is this rank's own stays where it is."""
         data = self._data.get(bucket)
         if data is None:
             data = self._data[bucket] = np.ones(memory.count, np.float32)
@@ -48,13 +48,13 @@ class Gradients:
         return Filled(frozenset(), [InPlaceSegment(start, mine, mine)])
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
-        """See GradientSource.drain."""
+        """See TensorSource.drain."""
         data, (start, stop) = self._data[bucket], self._own[bucket]
         data[:start] = memory.array[:start]
         data[stop:] = memory.array[stop:]
 
     def on_plan(self, plan: Plan) -> None:
-        """See GradientSource.on_plan. What is filled depends on no plan."""
+        """See TensorSource.on_plan. What is filled depends on no plan."""
 
 
 def open_plan(transport: PipeTransport) -> BucketReducer:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.asynchronous.diloco import DiLoCo
-from hvdkit.asynchronous.fragments import due_fragment, split_fragments
-from hvdkit.asynchronous.local_sgd import LocalSGD
-from hvdkit.asynchronous.outer import OuterSGD
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.request import ReduceOptions
+from hvdkit.strategies.diloco import DiLoCo
+from hvdkit.strategies.fragments import due_fragment, split_fragments
+from hvdkit.strategies.local_sgd import LocalSGD
+from hvdkit.strategies.outer import OuterSGD
 from hvdkit.transport.coding.blocks import Int8
 
 

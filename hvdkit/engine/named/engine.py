@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from hvdkit.config import Config
-from hvdkit.engine.api import SHUT_DOWN, UNNAMED, Engine
+from hvdkit.engine.named.api import SHUT_DOWN, UNNAMED, Engine
 from hvdkit.engine.named.execution import Executor, Work, join_contribution
 from hvdkit.engine.named.joining import WITH_ACTION, Joining
 from hvdkit.engine.named.negotiator import Negotiator

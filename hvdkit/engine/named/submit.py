@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine.api import STEP, Engine
 from hvdkit.engine.groups import Group, ProcessSet
+from hvdkit.engine.named.api import STEP, Engine
 from hvdkit.engine.named.operation import Action, Announcement, Operation
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
 from hvdkit.transport.arithmetic import check_reduction

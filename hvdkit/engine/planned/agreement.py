@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
-from hvdkit.engine.planned.plan import plan_digest
+from hvdkit.engine.planned.plan import TensorSpec, describe_plan, plan_digest
 from hvdkit.errors import PlanMismatchError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import as_buffer
 from hvdkit.transport.small_collectives import gather_bytes
 
 _SHOWN = 6  # differing lines
+
+
+def check_tensors(transport: Transport, tensors: Sequence[TensorSpec], words: str, limit_bytes: int = 0) -> None:
+    """Compare the ranks' tensors, and other settings in `words`; collective. limit_bytes: of a bucket.
+
+    Raises PlanMismatchError as check_agreement() does.
+    """
+    check_agreement(transport, describe_plan(tensors, limit_bytes, words))
 
 
 def check_agreement(transport: Transport, description: str) -> None:

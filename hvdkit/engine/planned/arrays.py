@@ -1,4 +1,4 @@
-"""The GradientSource of arrays in host memory: read where they lie, written where they are wanted."""
+"""The TensorSource of arrays in host memory: read where they lie, written where they are wanted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Piece:
 
 
 class ArraySource:
-    """A GradientSource of arrays that an adapter hands over for one round: gradients, or the values of parameters.
+    """A TensorSource of arrays that an adapter hands over for one round: gradients, or the values of parameters.
 
     A round: begin(), put() for each array, and finish() after the last fill() and drain().
 
@@ -98,7 +98,7 @@ class ArraySource:
         self._in_place.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See GradientSource.fill. An in-place segment is reduced from its source into its target, without a copy."""
+        """See TensorSource.fill. An in-place segment is reduced from its source into its target, without a copy."""
         pieces = self._pieces.get(bucket)
         if pieces is None:  # the memory is the same in each round
             pieces = self._pieces[bucket] = self._cut(bucket, memory, owned)
@@ -154,7 +154,7 @@ class ArraySource:
 
 _NOT_READABLE = (
     "A strategy read parameter values where they are not available. On TensorFlow and JAX they can be read only in "
-    "attach(), before_step() and after_step(), and only by a strategy that overrides after_step()."
+    "attach(), before_step() and after_step(), and only by a strategy with uses_values = True."
 )
 _NOT_WRITABLE = (
     "A strategy wrote gradients outside of before_step(), or parameter values outside of after_step(). On TensorFlow "

@@ -51,7 +51,7 @@ class Presence:
 
 
 class _NoNumbers:
-    """See GradientSource: tensors without elements."""
+    """See TensorSource: tensors without elements."""
 
     def __init__(self) -> None:
         self.missing: frozenset[int] = frozenset()

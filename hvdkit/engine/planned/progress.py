@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 
-from hvdkit.engine.api import Engine
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.named.operation import Announcement, Operation
 from hvdkit.errors import TransportError
 from hvdkit.transport.buckets import Buckets

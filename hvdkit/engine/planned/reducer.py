@@ -8,16 +8,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hvdkit.engine.api import Engine
+from hvdkit.engine.named.api import Engine
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
 from hvdkit.engine.observe.recording import PlanFacts
 from hvdkit.engine.observe.timeline import Timeline
-from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.on_device import OnDevice
-from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, describe_plan, plan_buckets
+from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, plan_buckets
 from hvdkit.engine.planned.progress import ProgressThread, Watch
 from hvdkit.engine.planned.settings import PlanSettings
-from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.planned.source import TensorSource
 from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
@@ -95,7 +95,7 @@ class BucketReducer:
         self,
         context: Context,
         tensors: Sequence[TensorSpec],
-        source: GradientSource,
+        source: TensorSource,
         *,
         options: ReduceOptions,
         settings: PlanSettings,
@@ -124,7 +124,7 @@ class BucketReducer:
         context, options, transport = self.context, self._options, self.context.transport
         depth, chunk_bytes, algorithm = settings.buckets_in_flight, settings.chunk_bytes, settings.algorithm
         how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
-        check_agreement(transport, describe_plan(self._tensors, settings.fusion_bytes, how))
+        check_tensors(transport, self._tensors, how, settings.fusion_bytes)
         wires = [options.wire_for_tensor(tensor) for tensor in self._tensors]
         self.plan = plan = Plan(self._tensors, plan_buckets(self._tensors, settings.fusion_bytes, wires))
         self._source.on_plan(plan)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from hvdkit.engine.planned.plan import Plan
+from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.transport.buckets import InPlaceSegment
 from hvdkit.transport.buffer import Buffer
 
@@ -23,7 +23,7 @@ class Filled:
     in_place: Sequence[InPlaceSegment] = ()
 
 
-class GradientSource(Protocol):
+class TensorSource(Protocol):
     """Copies a framework's gradients into buckets and back; one implementation a framework.
 
     Of each bucket fill() is called first, then drain(), in turn, under the reducer's lock.
@@ -47,3 +47,29 @@ class GradientSource(Protocol):
 
         Those have other memory. None of the replaced ones is started.
         """
+
+
+class OwnTensors(Protocol):
+    """The tensors of a framework behind a TensorSource of gradients, for who works on these and not on buckets."""
+
+    @property
+    def parameters(self) -> Sequence[Any]:
+        """The framework's parameters, in the order in which all ranks have them."""
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        """The same, described."""
+
+    @property
+    def strides(self) -> Sequence[tuple[int, ...]]:
+        """Of each parameter in memory, in elements, as all ranks have planned."""
+
+    @property
+    def written(self) -> Collection[int]:
+        """Indices of the parameters whose gradient was written since the last reduction."""
+
+    def dense_gradient(self, index: int) -> Any:
+        """The parameter's gradient, made dense in its place if it is sparse; None without one."""
+
+    def release(self, index: int) -> None:
+        """Free the parameter's gradient, which has been copied."""

@@ -199,12 +199,12 @@ class _Values:
         self._arrays, self._targets = arrays, targets
 
     def on_plan(self, plan: Plan) -> None:
-        """See GradientSource.on_plan."""
+        """See TensorSource.on_plan."""
         self._plan = plan
         self._pieces_in.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int], /) -> Filled:
-        """See GradientSource.fill; bucket: an even one, in which this rank's pieces are, each a slot."""
+        """See TensorSource.fill; bucket: an even one, in which this rank's pieces are, each a slot."""
         if bucket not in self._pieces_in:  # the memory is the same each time
             parts = cut_slots(self._plan.buckets[bucket].slots, owned, memory.itemsize)
             in_place = {slot.start for slot, is_in_place in parts if is_in_place}
@@ -226,7 +226,7 @@ class _Values:
         return Filled(frozenset(), segments)
 
     def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
-        """See GradientSource.drain; bucket: an odd one, in which the others' pieces are."""
+        """See TensorSource.drain; bucket: an odd one, in which the others' pieces are."""
         if self._targets is None:
             return
         for slot in self._plan.buckets[bucket].slots:

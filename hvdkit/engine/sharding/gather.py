@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from hvdkit.engine.compression import Wire
 from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import Plan, describe_plan, plan_buckets
+from hvdkit.engine.planned.agreement import check_tensors
+from hvdkit.engine.planned.plan import Plan, plan_buckets
 from hvdkit.engine.sharding.pieces import Piece, cut_pieces, split_plan
 from hvdkit.engine.sharding.place import Place, may_be_in_place
 from hvdkit.engine.strategy import Parameters
@@ -35,7 +35,7 @@ class ParameterGather:
         in_place: bool = False,
     ) -> None:
         settings, tensors = place.settings, parameters.tensors
-        check_agreement(group.transport, describe_plan(tensors, settings.fusion_bytes, "sharded"))
+        check_tensors(group.transport, tensors, "sharded", settings.fusion_bytes)
         self._plan = plan = Plan(tuple(tensors), plan_buckets(tensors, settings.fusion_bytes, wires))
         specs = plan.specs((1.0, 1.0), settings.chunk_bytes, settings.algorithm)
         specs = [replace(spec, wire="none") for spec in specs]  # parameters travel as they are

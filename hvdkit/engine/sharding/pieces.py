@@ -35,7 +35,7 @@ def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[Piece]:
 def split_plan(plan: Plan, shards: Sequence[tuple[int, int]]) -> Plan:
     """A plan with two buckets for each: number 2i has the slots in this rank's shard of i, number 2i + 1 the others.
 
-    Both lie in bucket i's memory. For a GradientSource that is to fill the one and drain the other.
+    Both lie in bucket i's memory. For a TensorSource that is to fill the one and drain the other.
     """
     halves = []
     for bucket, (start, stop) in zip(plan.buckets, shards, strict=True):

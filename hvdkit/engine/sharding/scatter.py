@@ -12,7 +12,7 @@ from hvdkit.engine.planned.plan import Plan
 from hvdkit.engine.planned.presence import Presence
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context
-from hvdkit.engine.planned.source import Filled, GradientSource
+from hvdkit.engine.planned.source import Filled, TensorSource
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.place import Place, may_be_in_place, place_on_host
 from hvdkit.engine.strategy import Parameters
@@ -112,7 +112,7 @@ class ScatterGradients(AllReduce):
 class _ScatterSource:
     """A source whose gradients are taken from it, and given to a receiver in pieces. in_place: may they be?"""
 
-    def __init__(self, source: GradientSource, receiver: Receiver, in_place: bool) -> None:
+    def __init__(self, source: TensorSource, receiver: Receiver, in_place: bool) -> None:
         self._source, self._receiver, self._in_place = source, receiver, in_place
         self._plan = Plan((), ())
         self._left: list[int] = []  # of each tensor the elements that have not been copied in this round

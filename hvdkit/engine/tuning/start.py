@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hvdkit.config import Config
 from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.agreement import check_agreement
+from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan, plan_digest
 from hvdkit.engine.planned.reducer import BucketReducer
 from hvdkit.engine.planned.settings import PlanSettings, settings_of
@@ -34,7 +34,7 @@ def choose_settings(
     if not (config.searches or config.tuned) or not current.provider.native or group.transport.size == 1:
         return first, None
     how = f"autotune {config.searches} in {config.autotune_steps} steps, tuned {bool(config.tuned)}, {options}"
-    check_agreement(group.transport, describe_plan(tensors, first.fusion_bytes, how))
+    check_tensors(group.transport, tensors, how, first.fusion_bytes)
     if any(not isinstance(options.wire_for_tensor(tensor), str) for tensor in tensors):
         if group.transport.rank == 0:
             logger.warning(

@@ -15,8 +15,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.asynchronous.backup_steps import BackupSteps
-from hvdkit.asynchronous.periodic import PeriodicAverage
 from hvdkit.engine.basics import is_initialized
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.engine.job_objects import allgather_object
@@ -29,6 +27,8 @@ from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.statistics import warn_of_statistics
 from hvdkit.keras.sync import GradientSync
 from hvdkit.log import logger
+from hvdkit.strategies.backup_steps import BackupSteps
+from hvdkit.strategies.periodic import PeriodicAverage
 
 _NAME = "stop of fit()"
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, dataloader
 
+from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.shares import Shares
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.measured_shares import MeasuredShares
 from hvdkit.engine.sharding.strategy import Sharded
 from hvdkit.torch.data.compute_clock import ComputeClock
 from hvdkit.torch.data.repeated_order import warn_of_repeated_order
 from hvdkit.torch.data.sharded import SamplerState
 from hvdkit.torch.plain_copies import is_wrapped
 from hvdkit.torch.sync import GradientSync
-from hvdkit.training.balance import Shares
 from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.transport.api import Transport
 
@@ -78,7 +78,7 @@ class BalancedSampler(Sampler[list[int]]):
         self._shares = MeasuredShares("BalancedSampler", batch_size, every, self._transport(), speeds)
         for sync in syncs:
             if sync is not None:
-                sync.follow(self)
+                sync.set_gradient_hook(self)
         _watch_loaders()
 
     def _first_sync(self) -> GradientSync:
@@ -114,7 +114,7 @@ class BalancedSampler(Sampler[list[int]]):
         return rows * self.size / whole if whole else 1.0
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self._sync is not None and self._first_sync().follower is not self:
+        if self._sync is not None and self._first_sync().gradient_hook is not self:
             raise ValueError(
                 "BalancedSampler: a newer BalancedSampler was created for the same optimizer, so the gradients of this "
                 "one's batches would not be weighted. Use one sampler for each optimizer."

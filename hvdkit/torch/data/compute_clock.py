@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.measured_shares import HostClock, Seconds
+from hvdkit.engine.gradient_hook import Seconds
+from hvdkit.engine.step_clock import HostClock
 from hvdkit.engine.strategy import Strategy
 
 

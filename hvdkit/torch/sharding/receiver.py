@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.planned.source import OwnTensors
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.slices import Slice
 from hvdkit.torch.sharding.state import flatten
-from hvdkit.torch.source import TorchSource
 from hvdkit.torch.tensors import as_tensor
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer, as_buffer
@@ -29,12 +29,12 @@ class TorchReceiver:
     in_place = False
 
     def __init__(self) -> None:
-        self._source: TorchSource | None = None
+        self._source: OwnTensors | None = None
         self._slices: dict[int, list[tuple[int, Slice]]] = {}  # of each bucket, with their first element there
         self._gradients: list[ShardedGradient] = []  # of all parameters
         self._norms: dict[float, dict[str, torch.Tensor]] = {}
 
-    def divide(self, source: TorchSource, slices: Sequence[Slice]) -> None:
+    def divide(self, source: OwnTensors, slices: Sequence[Slice]) -> None:
         """Receive the gradients of these slices from now on."""
         self._source = source
         self._slices.clear()

@@ -20,7 +20,6 @@ from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.receiver import TorchReceiver
 from hvdkit.torch.sharding.slices import Slice, make_slice
 from hvdkit.torch.sharding.state import Layout, PieceState, State, cut_state, gather_state
-from hvdkit.torch.source import TorchSource
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
@@ -90,8 +89,7 @@ class TorchShards:
 
     def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
         """See Shards.divide. Raises HorovodInternalError where pieces of ranks that are gone are needed."""
-        source = parameters.gradients
-        assert isinstance(source, TorchSource)
+        source = parameters.own_tensors("A sharded optimizer")
         division = [(parameters.tensors[piece.tensor], piece) for piece in pieces]
         if self._whole is None and division == self._division:
             if self.receiver is not None:

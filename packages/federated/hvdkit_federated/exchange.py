@@ -8,11 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.engine.groups import ProcessSet, group_of
-from hvdkit.engine.named.submit import collective_step, do, reduce_options
-from hvdkit.engine.reduce_op import Sum
-from hvdkit.transport.buffer import as_buffer
-from hvdkit.transport.small_collectives import broadcast_bytes, gather_bytes
+from hvdkit.engine.api import (
+    ProcessSet,
+    Sum,
+    as_buffer,
+    broadcast_bytes,
+    collective_step,
+    do,
+    gather_bytes,
+    group_of,
+    reduce_options,
+)
 
 
 class Exchange(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdkit.engine.groups import ProcessSet, global_process_set
+from hvdkit.engine.api import ProcessSet, global_process_set
 from hvdkit_federated.clients import Outcome, Train, check_outcomes, find_hosts, sample_clients, train_client
 from hvdkit_federated.errors import FederatedError
 from hvdkit_federated.exchange import Exchange, RankExchange

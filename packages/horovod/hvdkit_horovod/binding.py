@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hvdkit.engine.api import Buffer
 from hvdkit.engine.named.integers import multiply
 from hvdkit.errors import HorovodInternalError, MissingDependencyError
-from hvdkit.transport.buffer import STORAGE, Buffer
+from hvdkit.transport.buffer import STORAGE
 
 REDUCTIONS = frozenset({"allreduce", "reducescatter"})
 #: Operations whose results are in the arrays that they are given; of the others they are new ones.

@@ -6,13 +6,20 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hvdkit.engine.api import SHUT_DOWN, Engine
-from hvdkit.engine.named.joining import Joining
-from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
+from hvdkit.engine.api import (
+    JOIN,
+    JOINING,
+    SHUT_DOWN,
+    Action,
+    Announcement,
+    Engine,
+    Joining,
+    Operation,
+    Transport,
+    gather_bytes,
+)
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
-from hvdkit.transport.small_collectives import gather_bytes
 from hvdkit_horovod.operations import Running, collect, start_operation
 from hvdkit_horovod.transport import HorovodTransport
 

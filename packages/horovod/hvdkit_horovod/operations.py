@@ -8,11 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdkit.engine.named.operation import JOIN, Operation
-from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import TensorSpec, describe_plan
-from hvdkit.engine.request import ReduceOptions, check_gradient
-from hvdkit.transport.api import Transport
+from hvdkit.engine.api import JOIN, Operation, ReduceOptions, TensorSpec, Transport, check_gradient, check_tensors
 from hvdkit.transport.buffer import SCALED
 from hvdkit_horovod.binding import REDUCTIONS, Call, Request
 from hvdkit_horovod.transport import HorovodTransport
@@ -120,5 +116,5 @@ def plan_gradients(
         factor = named.prescale if wire == "float16" else 0.0
         gradients.append(GradientCall(replace(named, prescale=1.0) if factor else named, factor))
     sent = [replace(tensor, place=0, group=None, shape=()) for tensor in tensors]
-    check_agreement(transport, describe_plan(sent, 0, str(options)))
+    check_tensors(transport, sent, str(options))
     return gradients, replace(call, name=f"{name}.used_mask")

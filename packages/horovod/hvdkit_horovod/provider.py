@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.api import Engine
-from hvdkit.engine.provider import EngineProvider
-from hvdkit.engine.startup import Opener
-from hvdkit.transport.api import Transport
+from hvdkit.engine.api import Engine, EngineProvider, Opener, Transport
 from hvdkit.transport.backend import Abort
 from hvdkit.transport.part import Part
 from hvdkit.world import World

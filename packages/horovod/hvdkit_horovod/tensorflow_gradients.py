@@ -7,10 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.tensorflow.compression import Compression
+from hvdkit.engine.api import Group, ReduceOptions, TensorSpec
+from hvdkit.tensorflow import Compression
 from hvdkit.tensorflow.variables import VariableSpec
 from hvdkit_horovod.operations import plan_gradients
 

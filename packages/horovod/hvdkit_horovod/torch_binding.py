@@ -13,7 +13,7 @@ from horovod.common import elastic
 from horovod.common.exceptions import HorovodInternalError as CoreError
 from horovod.torch import mpi_ops
 
-from hvdkit.transport.buffer import Buffer
+from hvdkit.engine.api import Buffer
 from hvdkit_horovod.binding import IN_PLACE, Binding, Call, Request, check_device
 
 

@@ -12,13 +12,9 @@ from typing import Any
 
 import torch
 
-from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.strategy import Parameters
-from hvdkit.torch.compression import Compression
+from hvdkit.engine.api import Group, Parameters, ReduceOptions, Statistics
+from hvdkit.torch import Compression
 from hvdkit.torch.layout import strides_of
-from hvdkit.torch.source import TorchSource
 from hvdkit_horovod.binding import Request
 from hvdkit_horovod.operations import plan_gradients
 from hvdkit_horovod.transport import wait
@@ -36,9 +32,8 @@ class DirectGradients:
     def __init__(
         self, binding: Any, group: Group, parameters: Parameters, options: ReduceOptions, statistics: Statistics
     ) -> None:
-        assert isinstance(parameters.gradients, TorchSource)
-        self._source, self._statistics = parameters.gradients, statistics
-        self._parameters = self._source.parameters
+        self._source, self._statistics = parameters.own_tensors("Horovod's core"), statistics
+        self._parameters = list(self._source.parameters)
         self._strides = [strides_of(parameter) for parameter in self._parameters]
         calls, mask_call = plan_gradients(group.transport, parameters.name, parameters.tensors, options)
         self._factors = [factor for _, factor in calls]
@@ -88,7 +83,8 @@ class DirectGradients:
 
     def _numbers(self, index: int) -> torch.Tensor:
         """The gradient as (n,), its own memory if that may be overwritten and its elements follow each other there."""
-        parameter, gradient = self._parameters[index], self._source.dense_gradient(index)
+        parameter = self._parameters[index]
+        gradient: torch.Tensor | None = self._source.dense_gradient(index)
         if gradient is None:
             return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
         if gradient.requires_grad:

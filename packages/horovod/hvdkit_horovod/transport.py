@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from hvdkit.engine.api import Buffer, Transport, make_buffer
 from hvdkit.errors import TransportError
-from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
 from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
-from hvdkit.transport.buffer import Buffer, Op, make_buffer
+from hvdkit.transport.buffer import Op
 from hvdkit.transport.division import Groups
 from hvdkit.transport.polling import Backoff
 from hvdkit_horovod.binding import Binding, Call, Request

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdkit.elastic.regrouping import set_places
 from hvdkit.elastic.state import HostUpdateResult
-from hvdkit.engine.runtime import on_init
+from hvdkit.engine.api import on_init
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
 from hvdkit.optional_import import optional_import

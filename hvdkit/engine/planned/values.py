@@ -1,4 +1,4 @@
-"""What a GradientSource has, as numpy arrays to compute with: 16-bit numbers in float32."""
+"""What a TensorSource has, as numpy arrays to compute with: 16-bit numbers in float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from hvdkit.engine.planned.plan import Bucket, Plan, Slot, TensorSpec
-from hvdkit.engine.planned.source import GradientSource
+from hvdkit.engine.planned.source import TensorSource
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buffer import HALF, STORAGE, Array, Buffer, make_buffer
 
@@ -25,7 +25,7 @@ class ParameterValues:
     unused: the tensors that this rank did not use when they were read last.
     """
 
-    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
+    def __init__(self, tensors: Sequence[TensorSpec], source: TensorSource) -> None:
         self._tensors, self._source = tensors, source
         self.unused: frozenset[int] = frozenset()
         self._buffers = [make_buffer(tensor.count, tensor.dtype) for tensor in tensors]
@@ -45,7 +45,7 @@ class ParameterValues:
         return buffer.array if buffer.dtype not in HALF else _cast(buffer, "float32").array
 
     def write(self, index: int, values: Array, unused: Collection[int] = ()) -> None:
-        """Give the tensor these values, (n,), rounded to its dtype; after read(). unused: see GradientSource.drain."""
+        """Give the tensor these values, (n,), rounded to its dtype; after read(). unused: see TensorSource.drain."""
         buffer = self._buffers[index]
         if buffer.dtype in HALF:
             _arithmetic.cast(buffer, Buffer(values, "float32"))
@@ -67,7 +67,7 @@ class FlatValues:
     count, dtype: of the array: float64 where a tensor is, else float32. unused: as of ParameterValues.
     """
 
-    def __init__(self, tensors: Sequence[TensorSpec], source: GradientSource) -> None:
+    def __init__(self, tensors: Sequence[TensorSpec], source: TensorSource) -> None:
         self._tensors, self._values = tensors, ParameterValues(tensors, source)
         self.count = sum(tensor.count for tensor in tensors)
         self.dtype = max((math_dtype(tensor.dtype) for tensor in tensors), default="float32")
@@ -85,7 +85,7 @@ class FlatValues:
             at += tensor.count
 
     def write(self, flat: Array, unused: Collection[int] = ()) -> None:
-        """Give the tensors what is in `flat` (count,); after read(). unused: see GradientSource.drain."""
+        """Give the tensors what is in `flat` (count,); after read(). unused: see TensorSource.drain."""
         at = 0
         for index, tensor in enumerate(self._tensors):
             values = flat[at : at + tensor.count].astype(math_dtype(tensor.dtype), copy=False)

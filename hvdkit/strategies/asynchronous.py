@@ -12,16 +12,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import check_integer, refuse_arguments
-from hvdkit.asynchronous.parameter_values import FlatValues
-from hvdkit.asynchronous.served import ServedStrategy
-from hvdkit.asynchronous.server import FINISH, PUSH, Answer
-from hvdkit.asynchronous.staleness import Clocks
-from hvdkit.engine import runtime
-from hvdkit.engine.groups import Group, ProcessSet, check_process_set
-from hvdkit.engine.strategy import Parameters
+from hvdkit.engine.api import Array, FlatValues, Group, Parameters, ProcessSet, as_buffer, check_process_set, runtime
 from hvdkit.log import logger
-from hvdkit.transport.buffer import Array, as_buffer
+from hvdkit.strategies.arguments import check_integer, refuse_arguments
+from hvdkit.strategies.served import ServedStrategy
+from hvdkit.strategies.server import FINISH, PUSH, Answer
+from hvdkit.strategies.staleness import Clocks
 
 _WHO = "AsynchronousOptimizer()"
 
@@ -139,7 +135,7 @@ def choose_asynchronous(
     refuse_arguments(_WHO, others)
     check_process_set(process_set, _WHO)
     _check_numbers(staleness, servers)
-    runtime.runtime(_WHO)
+    runtime(_WHO)
     if not process_set.included():
         return None
     size = process_set.size()

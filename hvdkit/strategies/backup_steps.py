@@ -13,15 +13,11 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import check_integer, refuse_arguments
-from hvdkit.asynchronous.parameter_values import FlatValues
-from hvdkit.asynchronous.served import ServedStrategy
-from hvdkit.asynchronous.server import FINISH, PUSH, Answer
-from hvdkit.engine import runtime
-from hvdkit.engine.groups import Group, ProcessSet, check_process_set
-from hvdkit.engine.strategy import Parameters
+from hvdkit.engine.api import Array, FlatValues, Group, Parameters, ProcessSet, check_process_set, runtime
 from hvdkit.errors import TransportError
-from hvdkit.transport.buffer import Array
+from hvdkit.strategies.arguments import check_integer, refuse_arguments
+from hvdkit.strategies.served import ServedStrategy
+from hvdkit.strategies.server import FINISH, PUSH, Answer
 
 _WHO = "BackupSteps()"
 
@@ -157,7 +153,7 @@ def choose_backup_steps(drop: int, ahead: int, process_set: ProcessSet, others: 
     refuse_arguments(_WHO, others)
     check_process_set(process_set, _WHO)
     strategy = BackupSteps(drop, ahead=ahead)
-    runtime.runtime(_WHO)
+    runtime(_WHO)
     if not process_set.included():
         return None
     _check_drop(drop, process_set.size())

@@ -1,4 +1,4 @@
-"""What strategies of this folder refuse alike."""
+"""Checks of arguments that the strategies of this folder share."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""The average over all ranks of how some parameters have changed, begun now and waited for later."""
+"""The average of arrays over all ranks, begun now and waited for later."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from hvdkit.asynchronous.parameter_values import math_dtype
 from hvdkit.engine import runtime
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.arrays import ArraySource
@@ -13,23 +12,21 @@ from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import settings_of
+from hvdkit.engine.planned.values import math_dtype
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.buffer import Array
 
 _ALL = 2**31  # buckets in flight
-EVEN_STEPS = (
-    "LocalSGD and DiLoCo need the same number of steps on all ranks: give every rank as many batches (drop_last, or a "
-    "sampler that pads), and leave out hvd.join()."
-)
 
 
-class DeltaAverage:
+class ArrayAverage:
     """Averages arrays of the same shapes over the ranks of a group, in place, again and again.
 
     name: the same on all ranks. tensors: of the parameters; the arrays have their math_dtype(). options: what is sent
     between hosts. background: is it to go on while this rank trains? Then a thread drives it, and there is memory for
-    all of it at once. Opened by all ranks together; a rank that has joined takes part with zeros.
+    all of it at once. joined_cure: what to do, for the error of begin(). Opened by all
+    ranks together; a rank that has joined takes part with zeros.
     """
 
     def __init__(
@@ -42,6 +39,7 @@ class DeltaAverage:
         *,
         compute_threads: int,
         background: bool,
+        joined_cure: str,
     ) -> None:
         current = runtime.runtime("A strategy that averages parameters")
         specs = [dataclasses.replace(tensor, dtype=math_dtype(tensor.dtype), place=0, group=None) for tensor in tensors]
@@ -63,7 +61,7 @@ class DeltaAverage:
             settings=settings,
             statistics=statistics,
         )
-        self._indices = range(len(specs))
+        self._indices, self._cure = range(len(specs)), joined_cure
         self._name, self._all_rounds = name, group.engine.joining.rounds
         self._rounds = self._all_rounds[name]
 
@@ -76,7 +74,7 @@ class DeltaAverage:
         if missed:
             raise HorovodInternalError(
                 f"This rank had called hvd.join() while other ranks averaged parameters {missed} times, so it does not "
-                f"have what they go on from. {EVEN_STEPS}"
+                f"have what they go on from. {self._cure}"
             )
         self._rounds += 1
         self._source.begin(arrays)

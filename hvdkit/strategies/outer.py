@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdkit.transport.buffer import Array
+from hvdkit.engine.api import Array
 
 _BLOCK = 32 * 1024  # elements that stay in a core's cache
 

@@ -22,25 +22,34 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.asynchronous.arguments import check_integer
-from hvdkit.asynchronous.delta_average import EVEN_STEPS, DeltaAverage
-from hvdkit.asynchronous.fragments import due_fragment, split_fragments
-from hvdkit.asynchronous.outer import OuterSGD
-from hvdkit.asynchronous.parameter_values import ParameterValues, zeros_for
-from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.groups import Group
-from hvdkit.engine.named.operation import Action
-from hvdkit.engine.named.submit import collective_step
-from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import describe_plan
-from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.engine.reduce_op import ReduceOp
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.strategy import Parameters, Strategy
+from hvdkit.engine.api import (
+    Action,
+    AllReduce,
+    Array,
+    ArrayAverage,
+    Group,
+    Parameters,
+    ParameterValues,
+    ReduceOp,
+    ReduceOptions,
+    Statistics,
+    Strategy,
+    Transport,
+    allgather_object,
+    as_buffer,
+    check_tensors,
+    collective_step,
+    zeros_for,
+)
 from hvdkit.errors import RanksDisagreeError
-from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import Array, as_buffer
-from hvdkit.transport.small_collectives import allgather_object
+from hvdkit.strategies.arguments import check_integer
+from hvdkit.strategies.fragments import due_fragment, split_fragments
+from hvdkit.strategies.outer import OuterSGD
+
+EVEN_STEPS = (
+    "LocalSGD and DiLoCo need the same number of steps on all ranks: give every rank as many batches (drop_last, or a "
+    "sampler that pads), and leave out hvd.join()."
+)
 
 
 @dataclass
@@ -52,7 +61,7 @@ class _Fragment:
     """
 
     indices: list[int]
-    average: DeltaAverage
+    average: ArrayAverage
     began: int | None = None
     wanted: bool = True
     changes: list[Array] = field(default_factory=list)
@@ -139,7 +148,7 @@ class PeriodicAverage(Strategy):
         Averages under way are dropped: what they would have brought comes with the next ones.
         """
         self._close(in_step=True)
-        check_agreement(group.transport, describe_plan(parameters.tensors, 0, str(self)))
+        check_tensors(group.transport, parameters.tensors, str(self))
         counts = [tensor.count for tensor in parameters.tensors]
         parts = split_fragments(counts, self._fragment_count) if counts else []
         self._parameters, self._group = parameters, group
@@ -149,7 +158,7 @@ class PeriodicAverage(Strategy):
         warms_up = self._steps < self.start_after
         self._gradients.attach(parameters if warms_up else dataclasses.replace(parameters, tensors=()), group)
         for number, indices in enumerate(parts):
-            average = DeltaAverage(
+            average = ArrayAverage(
                 f"{parameters.name}.fragment.{number}",
                 [parameters.tensors[index] for index in indices],
                 group,
@@ -157,6 +166,7 @@ class PeriodicAverage(Strategy):
                 self.statistics,
                 compute_threads=parameters.compute_threads,
                 background=self._overlap > 0,
+                joined_cure=EVEN_STEPS,
             )
             self._fragments.append(_Fragment(indices, average))
 

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
-from hvdkit.engine.named.operation import Action
-from hvdkit.engine.strategy import Strategy
-from hvdkit.training.balance import Balance, Plans, Shares, part_of_batch
-from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import as_buffer
-
-#: Reads the seconds of a step, and may wait for a GPU.
-Seconds = Callable[[], float]
-
-
-class Meeting(Protocol):
-    """What drives the strategy of an optimizer, on all ranks alike."""
-
-    def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
-        """Do something on all ranks of this optimizer; collective. kind, options: see collective_step()."""
+from hvdkit.balance.shares import Balance, Plans, Shares, part_of_batch
+from hvdkit.engine.api import CollectiveCaller, Seconds, Transport, as_buffer
 
 
 class MeasuredShares:
@@ -93,7 +78,7 @@ class MeasuredShares:
 
     def stepped(
         self,
-        meeting: Meeting,
+        caller: CollectiveCaller,
         rows: int,
         seconds: Seconds | None,
         position: Callable[[], tuple[int, int]],
@@ -114,7 +99,7 @@ class MeasuredShares:
             if self._steps == 1:
                 own.append(("plan", self.plan))  # it shows speeds and grain
             said = [(name, str(value)) for name, value in (*options, *own)]
-            meeting.together("balance", self._exchange if due else _agree, said)
+            caller.together("balance", self._exchange if due else _agree, said)
 
     def _exchange(self, transport: Transport, _: Sequence[int]) -> None:
         """Exchange measured times and how far each rank's batches are, and change the plan; collective."""
@@ -128,27 +113,3 @@ class MeasuredShares:
 
 def _agree(_: Transport, __: Sequence[int]) -> None:
     """The ranks have said the same."""
-
-
-class HostClock:
-    """Takes the seconds of each step, less the waits for other ranks, where gradients go through the host's memory.
-
-    strategy: of the optimizer; its statistics have the waits.
-    """
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        self.restart()
-
-    def restart(self) -> None:
-        """The step begins only here."""
-        self._began_s, self._waited_s = time.perf_counter(), self._strategy.statistics.waited_s
-
-    def step(self) -> Seconds | None:
-        """A step has ended, and the next begins. Returns what reads its seconds; None where a GPU's stream waits."""
-        seconds, waits, before = time.perf_counter() - self._began_s, self._strategy.statistics.waited_s, self._waited_s
-        self.restart()
-        if waits is None:
-            return None
-        own_s = seconds - (waits - (before or 0.0))
-        return lambda: own_s

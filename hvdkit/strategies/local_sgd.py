@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hvdkit.asynchronous.outer import OuterSGD
-from hvdkit.asynchronous.periodic import PeriodicAverage
-from hvdkit.engine.allreduce import AllReduce
+from hvdkit.engine.api import AllReduce
+from hvdkit.strategies.outer import OuterSGD
+from hvdkit.strategies.periodic import PeriodicAverage
 
 
 class LocalSGD(PeriodicAverage):

@@ -11,8 +11,8 @@ import torch
 from hvdkit.torch.uncompiled import uncompiled
 
 
-class Follower(Protocol):
-    """See GradientSync.follow()."""
+class TensorHook(Protocol):
+    """As GradientHook, of torch's tensors: it sees each gradient; see GradientSync.set_gradient_hook()."""
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """What is added to `parameter.grad` in place of a gradient that backward has computed; None for itself."""
@@ -26,14 +26,14 @@ class Follower(Protocol):
 
 
 def hook_gradients(held: weakref.ref[Any], parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Show each gradient to the follower before it is accumulated, also those of parameters that are frozen now.
+    """Pass each gradient to the hook before it is accumulated, also those of parameters that are frozen now.
 
     held: the GradientSync.
     """
 
     def show(gradient: torch.Tensor) -> torch.Tensor | None:
         sync = held()
-        return None if sync is None or sync.follower is None else sync.follower.gradient(gradient)
+        return None if sync is None or sync.gradient_hook is None else sync.gradient_hook.gradient(gradient)
 
     for parameter in parameters:
         trained = parameter.requires_grad

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from hvdkit.asynchronous.server import ServerLink, Service
-from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.agreement import check_agreement
-from hvdkit.engine.planned.plan import describe_plan
-from hvdkit.engine.strategy import Parameters, Strategy, other_engine
-from hvdkit.transport.buffer import COMPLEX
+from hvdkit.engine.api import COMPLEX, Group, Parameters, Strategy, check_tensors, other_engine
+from hvdkit.strategies.server import ServerLink, Service
 
 
 class ServedStrategy(Strategy):
@@ -48,7 +44,7 @@ class ServedStrategy(Strategy):
                 "HVDKIT_ENGINE=native."
             )
         words = self.describe(group.transport.size)
-        check_agreement(group.transport, describe_plan(parameters.tensors, 0, words))
+        check_tensors(group.transport, parameters.tensors, words)
         if not parameters.tensors:
             return
         self.open(parameters, group)

@@ -18,10 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
+from hvdkit.engine.api import Array, Transport, make_buffer
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.log import logger
-from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import Array, make_buffer
 from hvdkit.transport.request import Request, leave_behind
 
 #: Elements before the numbers, of their dtype, so that these stay aligned: the kind of the message, and in answers what

@@ -1,1 +1,0 @@
-"""Strategies without a framework whose ranks need not meet in every step: local SGD, DiLoCo, asynchronous."""

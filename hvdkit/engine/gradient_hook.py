@@ -1,0 +1,34 @@
+"""The interface of an object that takes part in each step of an optimizer, beside its strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hvdkit.engine.named.operation import Action
+
+#: Reads the seconds of a step, and may wait for a GPU.
+Seconds = Callable[[], float]
+
+
+class CollectiveCaller(Protocol):
+    """Runs collectives among the ranks of one optimizer."""
+
+    def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
+        """Run `action` on all ranks of this optimizer; collective. kind, options: see collective_step()."""
+
+
+class GradientHook(Protocol):
+    """Weights the gradients of an optimizer, and is called in each of its steps; set by set_gradient_hook()."""
+
+    def begin_step(self) -> float:
+        """Gradients of a step are there. Returns what this rank's are multiplied with before they are reduced.
+
+        May be called several times in a step.
+        """
+
+    def reduced(self, caller: CollectiveCaller, seconds: Seconds | None) -> None:
+        """The gradients of a step are reduced; may be collective.
+
+        seconds: that this rank computed since the last call, without waits for other ranks; None if not measured.
+        """
