@@ -33,7 +33,7 @@ def job_ssh_options(job: Job) -> tuple[str, ...]:
 
     In an elastic job mpirun must not detect a lost host, as it would end the job. hvdrun detects it.
     """
-    return ssh_options(job.ssh_options, keepalive=not job.elastic)
+    return ssh_options(job.ssh_options, keepalive=not job.survives)
 
 
 def forwarded_names(job: Job, variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
     argv += ["-np", str(job.ranks), "--host", ",".join(_format_hosts(job))]
     argv += _BINDING if job.binding is None else job.binding
     variables = {**job.variables, **library_variables(job, mpi)}
-    if job.elastic:
+    if job.survives:
         argv += _ELASTIC
     argv += _session_parameters(job, mpi)
     if job.tcp:

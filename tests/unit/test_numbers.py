@@ -21,7 +21,7 @@ from hvdkit.tools.doctor.survey import Failure
 )
 def test_the_number_of_ranks_is_written_as_for_other_launchers(words: list[str]) -> None:
     options = parse_arguments([*words, "python", "train.py", "-np7", "-n", "8"])
-    assert (options.ranks, options.command) == (2, ["python", "train.py", "-np7", "-n", "8"])
+    assert (options.np, options.command) == (2, ("python", "train.py", "-np7", "-n", "8"))
 
 
 @pytest.mark.parametrize(

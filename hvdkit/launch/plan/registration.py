@@ -138,7 +138,7 @@ def plan_start_orders(
         else:
             numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
     planned_hosts = job.planned  # where replacements may start
-    slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.elastic and host.slots}
+    slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.survives and host.slots}
     orders: dict[int, dict[str, Any]] = {
         rank: {
             "window": window if rank == 0 else None,

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from hvdkit.config import read_environment
 from hvdkit.launch.allocations.schedulers import find_scheduler
-from hvdkit.launch.cli.launcher_options import read_ssh_options
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.plan.mpi import plan_home
 from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.launch.prepare import read_ssh_options
 from hvdkit.tools.doctor.checks import gpus, machine, mpi, network, software
 from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
 from hvdkit.tools.doctor.collect.host import collect
@@ -137,7 +137,8 @@ def _diagnose_hosts(
         named = options.hosts is not None or options.hostfile is not None
         via = "srun" if find_scheduler(environ) == "slurm" and not named else "ssh"
     with _show_progress(options) as progress:
-        survey = asyncio.run(Surveyor(hosts, environ, via, read_ssh_options(options), progress).run())
+        ssh = read_ssh_options(options.ssh_port, options.ssh_identity_file)
+        survey = asyncio.run(Surveyor(hosts, environ, via, ssh, progress).run())
         if not options.no_allreduce and all(host.facts is not None for host in survey.hosts):
             progress("timing an allreduce over all hosts")
             survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))
