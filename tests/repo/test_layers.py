@@ -53,7 +53,8 @@ FLOORS = {
 # asks for them. That makes no floor depend on a higher one: nothing of hvdkit uses what is lent, but who stands above.
 # Front door -> the modules that it lends from.
 FRONT_DOORS = {
-    "__init__": {"launch.run_api"},  # hvdkit.run, as horovod.run
+    # hvdkit.launch with its options, and hvdkit.run, as horovod.run
+    "__init__": {"launch", "launch.run_api", "launch.options", "launch.plan.elasticity"},
     "parallel.__init__": {"torch.parallel"},  # one name for users; what is pure stays on its floor
     # hvdkit.tensorflow.DistributedOptimizer is for Keras' optimizers, as Horovod's.
     "tensorflow.__init__": {"keras.tensorflow_optimizer"},
