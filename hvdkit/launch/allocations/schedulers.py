@@ -29,6 +29,7 @@ from hvdkit.launch.hostfiles.grammars import (
 )
 from hvdkit.launch.hostfiles.names import MOST_HOSTS, check_name, is_slots, set_slots
 from hvdkit.launch.process import run_program
+from hvdkit.ranges import read_ranges
 from hvdkit.world import is_slurm_step
 
 #: How to get more slots from any allocation; see FoundHosts.more.
@@ -96,14 +97,11 @@ def _list_children(resources: Any) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 def parse_idset(text: str) -> list[int]:
     """Parse numbers and ranges like 0-3,7 (Flux RFC 22); brackets may stand around them. Raises ValueError."""
-    numbers: list[int] = []
-    for part in filter(None, text.removeprefix("[").removesuffix("]").split(",")):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if last < first or last - first >= MOST_HOSTS:
-            raise ValueError(f"{text[:100]!r} is not a list of numbers like 0-3,7")
-        numbers += range(first, last + 1)
-    return numbers
+    inside = text.removeprefix("[").removesuffix("]").strip(",")
+    try:
+        return read_ranges(inside, MOST_HOSTS) if inside else []
+    except ValueError:
+        raise ValueError(f"{text[:100]!r} is not a list of numbers like 0-3,7") from None
 
 
 def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
