@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
 from hvdkit.launch.plan.network import InterfaceAddress
@@ -25,8 +26,8 @@ class Facts:
 
     environ: hvdrun's variables. found: the hosts to run on. hosts: facts of each, by its login. cores: of this machine.
     requested_ranks: of -np; None for one on each slot. command: of the ranks. command_problem: why it cannot be
-    started; "" if it can. home: see `plan_home`. ssh_options: the user's own. interfaces: of this machine, where hosts
-    are remote. seed: for --wrap. directory: the working directory. root: this is its process. python: see Job.
+    started; None if it can. home: see `plan_home`. ssh_options: the user's own. interfaces: of this machine, where
+    hosts are remote. seed: for --wrap. directory: the working directory. root: this is its process. python: see Job.
     launchers: what can start ranks; None where only a Job is planned.
     """
 
@@ -36,7 +37,7 @@ class Facts:
     cores: int = 1
     requested_ranks: int | None = None
     command: tuple[str, ...] = ()
-    command_problem: str = ""
+    command_problem: LaunchError | None = None
     home: Mapping[str, str] = field(default_factory=dict)
     ssh_options: tuple[str, ...] = ()
     interfaces: tuple[InterfaceAddress, ...] = ()

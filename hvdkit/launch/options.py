@@ -64,9 +64,14 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         if self.launcher not in ("", *LAUNCHERS):
-            raise LaunchError(f"launcher={self.launcher!r} does not exist. It is one of {', '.join(LAUNCHERS)}.")
+            raise LaunchError(
+                f"launcher={self.launcher!r} does not exist. It is one of {', '.join(LAUNCHERS)}.",
+                code="launcher-unknown",
+            )
         if isinstance(self.np, str) and self.np not in ("auto", "gpu"):
-            raise LaunchError(f'np={self.np!r} is not a number of ranks. Give a number, "auto" or "gpu".')
+            raise LaunchError(
+                f'np={self.np!r} is not a number of ranks. Give a number, "auto" or "gpu".', code="np-invalid"
+            )
         numbers = {"HVDKIT_MIN_NP": self.min_np, "HVDKIT_MAX_NP": self.max_np}
         given = {name: str(number) for name, number in numbers.items() if number is not None}
         object.__setattr__(self, "settings", {**self.elastic.variables, **given, **self.settings})
@@ -93,11 +98,14 @@ def check_options(options: LaunchOptions) -> None:
     )
     for one, has_one, other, has_other in pairs:
         if has_one and has_other:
-            raise LaunchError(f"{one} contradicts {other}. Leave one of them out.")
+            raise LaunchError(f"{one} contradicts {other}. Leave one of them out.", code="options-contradict")
     if options.output_filename == "":
-        raise LaunchError("--output-filename is empty. Name a directory, or leave it out.")
+        raise LaunchError(
+            "--output-filename is empty. Name a directory, or leave it out.", code="output-directory-empty"
+        )
     ssh = [flag for flag, value in (("-p", options.ssh_port), ("-i", options.ssh_identity_file)) if value is not None]
     if ssh and options.launcher in ("srun", "jsrun"):
         raise LaunchError(
-            f"{ssh[0]} is for ssh, which {options.launcher} does not use. Leave it out, or use --launcher ssh."
+            f"{ssh[0]} is for ssh, which {options.launcher} does not use. Leave it out, or use --launcher ssh.",
+            code="ssh-options-unused",
         )

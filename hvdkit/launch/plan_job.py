@@ -43,10 +43,10 @@ def plan_job(options: LaunchOptions, facts: Facts, ranks: int | None = None) -> 
     ranks = _plan_ranks(options, facts) if ranks is None else ranks
     unknown = describe_unknown(host.name for host in found.hosts if not facts.of(host).known)
     if unknown and not options.dry_run:
-        raise LaunchError(unknown)
+        raise LaunchError(unknown, code="hosts-unknown")
     environ, sent = plan_environ(options, facts)
     if facts.command_problem and not restarted:
-        raise LaunchError(facts.command_problem)
+        raise facts.command_problem
     networks = parse_wish(options.network_interfaces) if options.network_interfaces is not None else ()
     if found.interface and options.network_interfaces is None:
         networks = (found.interface,)
@@ -54,7 +54,10 @@ def plan_job(options: LaunchOptions, facts: Facts, ranks: int | None = None) -> 
     if options.show_ranks is not None:
         last = max(ranks, config.max_np) - 1
         if max(options.show_ranks) > last:
-            raise LaunchError(f"--show-ranks {max(options.show_ranks)}: the ranks of this job are 0 to {last}.")
+            raise LaunchError(
+                f"--show-ranks {max(options.show_ranks)}: the ranks of this job are 0 to {last}.",
+                code="show-ranks-invalid",
+            )
     return Job(
         command=facts.command,
         ranks=ranks,
@@ -108,7 +111,8 @@ def _plan_ranks(options: LaunchOptions, facts: Facts) -> int:
     if requested is None and not found.hosts and late:
         raise LaunchError(
             f"The number of ranks is missing: {late} stands after {command[0]}, so it is an argument of "
-            f"that. hvdrun's options go before the command, like: hvdrun -np 2 {command[0]}"
+            f"that. hvdrun's options go before the command, like: hvdrun -np 2 {command[0]}",
+            code="np-missing",
         )
     cores = {host.name: facts.cores for host in found.hosts if facts.of(host).local}
     return plan_ranks(requested, found.hosts, cores, more=found.more)
@@ -140,7 +144,8 @@ def _plan_variables(
     if unused:
         raise LaunchError(
             f"{options.set_by.get(unused[0], unused[0])} has no effect without --elastic. Add --elastic, or leave it "
-            "out."
+            "out.",
+            code="setting-needs-elastic",
         )
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"  # so that the output of a killed rank is complete
@@ -192,24 +197,37 @@ def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) 
     for word in words:
         name, sign, value = word.partition("=")
         if not _NAME.fullmatch(name):
-            raise LaunchError(f"-x {word}: {name!r} is not a variable's name. Write -x NAME or -x NAME=VALUE.")
+            raise LaunchError(
+                f"-x {word}: {name!r} is not a variable's name. Write -x NAME or -x NAME=VALUE.",
+                code="variable-name-invalid",
+            )
         if not sign:
             if name not in environ:
-                raise LaunchError(f"-x {name}: the variable is not set here. Set it, or write -x {name}=VALUE.")
+                raise LaunchError(
+                    f"-x {name}: the variable is not set here. Set it, or write -x {name}=VALUE.",
+                    code="variable-not-set",
+                )
             value = environ[name]
         if find_launcher_variables([name]) or is_number_of_rank(name):
-            raise LaunchError(f"-x {name}: hvdrun or the launcher sets this variable for each rank. Leave it out.")
+            raise LaunchError(
+                f"-x {name}: hvdrun or the launcher sets this variable for each rank. Leave it out.",
+                code="variable-of-launcher",
+            )
         if name.startswith("HVDKIT_") and name not in settings:
             raise LaunchError(
                 f"-x {name}: hvdkit has no setting of this name.{nearest(name, settings, 0.85)} See hvdkit doctor "
-                "--settings."
+                "--settings.",
+                code="setting-unknown",
             )
         if sent.get(name, value) != value:
-            raise LaunchError(f"-x {name} is given twice, with different values. Leave one of them out.")
+            raise LaunchError(
+                f"-x {name} is given twice, with different values. Leave one of them out.", code="variable-given-twice"
+            )
         if "\0" in value or ("\n" in value and not local):
             raise LaunchError(
                 f"-x {name}: its value has a line break, which launchers do not send to other hosts. Put the value "
-                "into a file that all hosts can read."
+                "into a file that all hosts can read.",
+                code="variable-with-line-break",
             )
         sent[name] = value
     return sent
@@ -219,7 +237,10 @@ def _refuse_twice(sent: Mapping[str, str], settings: Mapping[str, str]) -> Mappi
     """Return the settings. Raises LaunchError for one that -x sets to another value."""
     for name, value in settings.items():
         if sent.get(name, value) != value:
-            raise LaunchError(f"-x {name}={sent[name]} contradicts the option for {name}, {value}. Leave one out.")
+            raise LaunchError(
+                f"-x {name}={sent[name]} contradicts the option for {name}, {value}. Leave one out.",
+                code="variable-contradicts",
+            )
     return settings
 
 
@@ -233,7 +254,8 @@ def _plan_startup(options: LaunchOptions) -> dict[str, str]:
     unused = [name for name in options.settings if name.startswith("HVDKIT_WRAP_")]
     if unused and not options.wrap:
         raise LaunchError(
-            f"{options.set_by.get(unused[0], unused[0])} has no effect without --wrap. Add --wrap, or leave it out."
+            f"{options.set_by.get(unused[0], unused[0])} has no effect without --wrap. Add --wrap, or leave it out.",
+            code="setting-needs-wrap",
         )
     names = {
         "HVDKIT_WRAP": options.wrap,
@@ -249,7 +271,8 @@ def _choose_binding(bind: str, binding_args: str | None) -> str:
         return bind
     if bind in ("core", "numa"):
         raise LaunchError(
-            f"--bind {bind} contradicts --binding-args: hvdkit or the launcher binds the ranks. Leave one of them out."
+            f"--bind {bind} contradicts --binding-args: hvdkit or the launcher binds the ranks. Leave one of them out.",
+            code="binding-contradicts",
         )
     return "none"
 
@@ -266,4 +289,6 @@ def split_words(flag: str, text: str | None) -> tuple[str, ...] | None:
     try:
         return None if text is None else tuple(shlex.split(text))
     except ValueError as error:
-        raise LaunchError(f"{flag} {text!r} cannot be split into words: {error}. Close the quote.") from None
+        raise LaunchError(
+            f"{flag} {text!r} cannot be split into words: {error}. Close the quote.", code="option-quotes"
+        ) from None

@@ -28,7 +28,10 @@ class StartPlan:
 def plan_start(options: LaunchOptions, facts: Facts) -> StartPlan:
     """Plan the first start. Raises LaunchError for a job that cannot be started."""
     if facts.launchers is None:
-        raise LaunchError("The launchers of this machine were not examined. This is a bug in hvdkit.")
+        raise LaunchError(
+            "The launchers of this machine were not examined. This is a bug in hvdkit.",
+            code="bug-launchers-not-examined",
+        )
     job = plan_job(options, facts)
     choice = plan_launcher(facts.launchers, options.launcher)
     restarts = describe_restarts(job, choice)

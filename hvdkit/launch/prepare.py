@@ -59,12 +59,12 @@ def collect_facts(
     cores, local = count_cores(), facts.local
     requested = choose_ranks(options.np, found.hosts, local=local, cores=cores, environ=environ)
     path = plan_environ(options, facts)[0].get("PATH", os.defpath)
-    problem = ""
+    problem: LaunchError | None = None
     if local:
         try:
             check_command(options.command, module=options.module, path=path)
         except LaunchError as error:
-            problem = str(error)
+            problem = error
     return replace(
         facts,
         cores=cores,
@@ -108,11 +108,14 @@ def _find_hosts(options: LaunchOptions, environ: Mapping[str, str], note: Callab
 def read_ssh_options(port: int | None, file: str | None) -> tuple[str, ...]:
     """Turn -p and -i into options of ssh. Raises LaunchError for a file that ssh or the launcher cannot use."""
     if file is not None and not os.path.isfile(file):
-        raise LaunchError(f"--ssh-identity-file {file}: there is no such file. Check the path.")
+        raise LaunchError(
+            f"--ssh-identity-file {file}: there is no such file. Check the path.", code="identity-file-missing"
+        )
     if file is not None and not re.fullmatch(r"[^\s'\"\\\x00-\x1f]+", os.path.abspath(file)):
         raise LaunchError(
             f"--ssh-identity-file {file!r} has a space or a quote in its path, which launchers do not pass to ssh "
-            "correctly. Write 'IdentityFile PATH' for these hosts in ~/.ssh/config."
+            "correctly. Write 'IdentityFile PATH' for these hosts in ~/.ssh/config.",
+            code="identity-file-name",
         )
     return (
         *(("-p", str(port)) if port is not None else ()),

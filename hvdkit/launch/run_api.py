@@ -146,9 +146,9 @@ def run(
     if not callable(func):
         raise TypeError(f"run() needs a function, not {type(func).__name__}: run(train, args=(3,)), not run(train(3)).")
     if hosts is not None and hostfile is not None:
-        raise LaunchError("run() was given hosts and hostfile. Leave one of them out.")
+        raise LaunchError("run() was given hosts and hostfile. Leave one of them out.", code="hosts-given-twice")
     if use_gloo and use_mpi:
-        raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.")
+        raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.", code="options-contradict")
     given = make_options(np if np is not None else num_proc, {"hosts": hosts, "hostfile": hostfile, **options})
     return launch_function(replace(given, verbose=bool(verbose)), func, args, kwargs or {}, executable)
 
@@ -174,7 +174,10 @@ def make_options(np: int, options: Mapping[str, Any]) -> LaunchOptions:
     given.pop("disable_cache", None)
     unknown = [name for name in given if name not in _TAKEN]
     if unknown:
-        raise LaunchError(f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_TAKEN))}.")
+        raise LaunchError(
+            f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_TAKEN))}.",
+            code="option-unknown",
+        )
     interfaces = given.get("network_interfaces", "")
     if not isinstance(interfaces, str):
         given["network_interfaces"] = ",".join(interfaces)

@@ -20,7 +20,7 @@ def main(folder: Path) -> int:
     try:
         return run_options(options, read_environment())
     except LaunchError as error:
-        refusal = error if type(error) is LaunchError else LaunchError(str(error))
+        refusal = error if type(error) is LaunchError else LaunchError(str(error), code=error.code)
         (folder / REFUSAL).write_bytes(pickle.dumps(refusal))
         return 2
 

@@ -76,7 +76,8 @@ def _build_runner(
             os.makedirs(logs, exist_ok=True)
         except OSError as error:
             raise LaunchError(
-                f"--output-filename {logs}: {error.strerror}. Choose a directory in which you may write."
+                f"--output-filename {logs}: {error.strerror}. Choose a directory in which you may write.",
+                code="output-directory-unusable",
             ) from None
     prefix = {"HVDKIT_PREFIX": "colour"} if output.takes_colours(job.environ) else {}
 

@@ -151,3 +151,34 @@ def test_launch_of_a_function_and_of_a_command(tmp_path: Path) -> None:
         "HorovodInternalError The job of launch() ended with exit code 3; its output says why. False",
     ], done.stdout + done.stderr
     assert done.stdout.splitlines()[4].startswith("-np 2 is more than the 1 slot of localhost:1."), done.stderr
+
+
+ELASTIC = """
+import os, sys, hvdkit
+
+def train(folder):
+    import hvdkit.torch as hvd
+    import torch
+    hvd.init()
+    died = os.path.join(folder, "died")
+    if hvd.rank() == 1 and not os.path.exists(died):
+        open(died, "w").close()
+        os.kill(os.getpid(), 9)
+    return hvd.rank(), int(hvd.allreduce(torch.tensor(hvd.rank()), op=hvd.Sum))
+
+if __name__ == "__main__":
+    options = hvdkit.LaunchOptions(np=3, min_np=2, elastic=hvdkit.Elasticity.RESTART)
+    print(hvdkit.launch(options, train, sys.argv[1]))
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_launch_returns_what_the_ranks_of_the_last_start_returned(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    script = tmp_path / "script.py"
+    script.write_text(ELASTIC)
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout == "[(0, 3), (1, 3), (2, 3)]\n", done.stderr
+    assert "starting again with 3 ranks" in done.stderr

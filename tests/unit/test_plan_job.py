@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,12 @@ def facts(*hosts: Host, unknown: str = "", mpi: Mpi = OPEN_MPI_5) -> Facts:
     )
 
 
+def code_of(options: LaunchOptions, known: Facts) -> str:
+    with pytest.raises(LaunchError) as caught:
+        plan_job(options, known)
+    return caught.value.code
+
+
 def test_the_same_options_and_facts_give_the_same_job() -> None:
     options = LaunchOptions(np=2, command=("true",), wrap=True, output_filename="logs")
     job = plan_job(options, facts())
@@ -45,18 +52,32 @@ def test_the_same_options_and_facts_give_the_same_job() -> None:
 
 def test_an_unknown_host_is_an_error_and_in_a_dry_run_a_note() -> None:
     known = facts(*HOSTS, unknown="node2")
-    with pytest.raises(LaunchError, match="Unknown host: node2"):
-        plan_job(LaunchOptions(command=("true",)), known)
+    assert code_of(LaunchOptions(command=("true",)), known) == "hosts-unknown"
     job = plan_job(LaunchOptions(command=("true",), dry_run=True), known)
     assert job.ranks == 4 and job.notes[0].startswith("Unknown host: node2")
 
 
 def test_a_command_that_does_not_exist_is_refused_after_the_ranks() -> None:
-    known = replace(facts(), command_problem="the program x is not on PATH.")
-    with pytest.raises(LaunchError, match="not on PATH"):
-        plan_job(LaunchOptions(np=2, command=("x",)), known)
-    with pytest.raises(LaunchError, match="The number of ranks is missing"):
-        plan_job(LaunchOptions(command=("x",)), replace(known, requested_ranks=None))
+    known = replace(facts(), command_problem=LaunchError("not on PATH", code="program-not-on-path"))
+    assert code_of(LaunchOptions(np=2, command=("x",)), known) == "program-not-on-path"
+    assert code_of(LaunchOptions(command=("x",)), replace(known, requested_ranks=None)) == "np-missing"
+
+
+def test_what_contradicts_itself_is_refused_with_a_code() -> None:
+    def refused(known: Facts | None = None, **options: Any) -> str:
+        return code_of(LaunchOptions(command=("true",), **options), known or facts())
+
+    assert refused(replace(facts(*HOSTS), requested_ranks=5), np=5) == "not-enough-slots"
+    assert refused(settings={"HVDKIT_ELASTIC_SAVE_S": "3"}) == "setting-needs-elastic"
+    assert refused(settings={"HVDKIT_WRAP_WARMUP": "3"}) == "setting-needs-wrap"
+    assert refused(settings={"HVDKIT_BIND": "core"}, binding_args="--bind-to core") == "binding-contradicts"
+    assert refused(show_ranks=frozenset({2})) == "show-ranks-invalid"
+    assert refused(mpi_args="'open") == "option-quotes"
+    assert refused(min_np=3) == "min-np-too-large"
+    assert refused(max_np=1) == "max-np-too-small"
+    assert refused(blacklist_cooldown_range=(3, 1)) == "cooldown-range"
+    for word in ("1A=2", "NOT_SET_HERE", "OMPI_COMM_WORLD_RANK=1", "HVDKIT_NO_SUCH=1"):
+        assert refused(env=(word,)).startswith(("variable-", "setting-unknown"))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,9 @@ def parse_arguments(arguments: Sequence[str]) -> LaunchOptions:
 
 def _make_options(options: argparse.Namespace, command: Sequence[str]) -> LaunchOptions:
     if options.jsrun and options.launcher not in (None, "jsrun"):
-        raise LaunchError(f"--jsrun contradicts --launcher {options.launcher}. Leave one of them out.")
+        raise LaunchError(
+            f"--jsrun contradicts --launcher {options.launcher}. Leave one of them out.", code="launchers-contradict"
+        )
     cooldown = options.blacklist_cooldown_range
     values = {
         **{name: value for name, value in vars(options).items() if name in OPTIONS},

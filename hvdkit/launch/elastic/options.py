@@ -32,18 +32,22 @@ def plan_elastic(options: LaunchOptions, config: Config, ranks: int) -> dict[str
         return {}
     if config.min_np > ranks:
         raise LaunchError(
-            f"--min-np {config.min_np} exceeds the {ranks} ranks of the job (-np). Lower it, or start more ranks."
+            f"--min-np {config.min_np} exceeds the {ranks} ranks of the job (-np). Lower it, or start more ranks.",
+            code="min-np-too-large",
         )
     if config.max_np and config.max_np < ranks:
         raise LaunchError(
-            f"--max-np {config.max_np} is less than the {ranks} ranks of the job (-np). Raise it, or start fewer ranks."
+            f"--max-np {config.max_np} is less than the {ranks} ranks of the job (-np). Raise it, or start fewer "
+            "ranks.",
+            code="max-np-too-small",
         )
     if options.blacklist_cooldown_range is not None:
         shortest, longest = options.blacklist_cooldown_range
         if not _SHORTEST_S <= shortest <= longest <= _LONGEST_S:
             raise LaunchError(
                 f"--blacklist-cooldown-range {shortest:g} {longest:g} is not a range of seconds. Give the shortest "
-                f"time, then the longest, from {_SHORTEST_S} to {_LONGEST_S}."
+                f"time, then the longest, from {_SHORTEST_S} to {_LONGEST_S}.",
+                code="cooldown-range",
             )
     return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
 
@@ -81,7 +85,10 @@ def find_discovered(options: LaunchOptions, environ: Mapping[str, str], note: Ca
     script = options.host_discovery_script
     assert script is not None
     if options.hosts is not None or options.hostfile is not None:
-        raise LaunchError("--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.")
+        raise LaunchError(
+            "--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.",
+            code="hosts-given-twice",
+        )
     import asyncio  # slow to load, as host_pool is with it, and hvdrun --help gets here
 
     from hvdkit.launch.elastic.host_pool import Discovery, count_slots, wait_for_slots
@@ -103,7 +110,8 @@ def find_discovered(options: LaunchOptions, environ: Mapping[str, str], note: Ca
         raise LaunchError(
             f"--host-discovery-script {options.host_discovery_script}: it did not report "
             f"{policy.min_ranks} slot{'s' * (policy.min_ranks != 1)} within {policy.wait_s:g} s. "
-            "Check its output, or raise --elastic-timeout."
+            "Check its output, or raise --elastic-timeout.",
+            code="discovery-too-few-slots",
         )
     hosts, ranks = found
     return FoundHosts(hosts, f"--host-discovery-script {options.host_discovery_script}", ranks=ranks)

@@ -174,7 +174,8 @@ class Runner:
             reaper.dismiss()
             raise LaunchError(
                 f"{launch.argv[0]} cannot be started: {error.strerror}. Run its command line by hand: hvdrun --dry-run "
-                "prints it."
+                "prints it.",
+                code="launcher-not-started",
             ) from None
         reaper.watch(process.pid)
         self._session = process.pid

@@ -117,15 +117,18 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     total = total_slots(hosts, cores) if hosts else None
     if ranks is None:
         if total is None:
-            raise LaunchError("The number of ranks is missing. Set it with -np, like: hvdrun -np 2 train.py")
+            raise LaunchError(
+                "The number of ranks is missing. Set it with -np, like: hvdrun -np 2 train.py", code="np-missing"
+            )
         return total
     if ranks < 1:
-        raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.")
+        raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.", code="np-invalid")
     if total is not None and ranks > total:
         places = ", ".join(f"{host.name}:{host.slots or cores[host.name]}" for host in hosts)
         raise LaunchError(
             f"-np {ranks} is more than the {total} slot{'s' * (total != 1)} of {places}. "
-            f"Request {total} rank{'s' * (total != 1)}, or {more or 'give the hosts more slots, as in node1:4'}."
+            f"Request {total} rank{'s' * (total != 1)}, or {more or 'give the hosts more slots, as in node1:4'}.",
+            code="not-enough-slots",
         )
     return ranks
 

@@ -156,7 +156,10 @@ def plan_start_orders(
     }
     unplanned = find_unplanned(name for order in orders.values() for name in order["variables"])
     if unplanned:
-        raise LaunchError(f"{', '.join(unplanned)} would be refused by the agents: agent/wire.py has to list them.")
+        raise LaunchError(
+            f"{', '.join(unplanned)} would be refused by the agents: agent/wire.py has to list them.",
+            code="bug-start-orders",
+        )
     return StartOrders(orders, why)
 
 

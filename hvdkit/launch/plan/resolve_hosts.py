@@ -27,11 +27,16 @@ def find_hosts(
     Raises LaunchError; HostfileError for a file.
     """
     if hosts is not None and hostfile is not None:
-        raise LaunchError("-H and --hostfile cannot be used together. Remove one of them.")
+        raise LaunchError("-H and --hostfile cannot be used together. Remove one of them.", code="hosts-given-twice")
     if slots is not None and slots < 1:
-        raise LaunchError(f"--slots-per-host {slots} is not a number of slots; it must be 1 or more.")
+        raise LaunchError(
+            f"--slots-per-host {slots} is not a number of slots; it must be 1 or more.", code="slots-invalid"
+        )
     if format != AUTO and hostfile is None:
-        raise LaunchError(f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.")
+        raise LaunchError(
+            f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.",
+            code="hostfile-format-without-file",
+        )
     if hostfile is not None:
         own = (
             each.name for each in SCHEDULERS if (file := environ.get(each.nodefile)) and Path(file) == Path(hostfile)
@@ -116,7 +121,8 @@ def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
     if not own_addresses:
         raise LaunchError(
             f"This machine ({socket.gethostname()}) has no address that the other hosts can connect to. "
-            "Add one to /etc/hosts or DNS."
+            "Add one to /etc/hosts or DNS.",
+            code="no-own-address",
         )
     return own_addresses
 
