@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -27,6 +26,7 @@ from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, exit_code, sort_findings
 from hvdkit.tools.doctor.hosts.session import with_own_folder
 from hvdkit.tools.doctor.hosts.surveyor import Surveyor, time_allreduce
+from hvdkit.tools.doctor.options import DoctorOptions
 from hvdkit.tools.doctor.report import (
     build_document,
     build_survey_document,
@@ -102,7 +102,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
     return list(merged.values())
 
 
-def diagnose(options: argparse.Namespace) -> int:
+def diagnose(options: DoctorOptions) -> int:
     """Examine the hosts that are named or allocated, or this one; returns the exit code."""
     environ = read_environment()
     environ = {**plan_home(environ), **environ}  # as hvdrun does
@@ -118,7 +118,7 @@ def diagnose(options: argparse.Namespace) -> int:
     return _diagnose_this_host(options, job, environ)
 
 
-def _diagnose_this_host(options: argparse.Namespace, job: JobRequest, environ: Mapping[str, str]) -> int:
+def _diagnose_this_host(options: DoctorOptions, job: JobRequest, environ: Mapping[str, str]) -> int:
     with _show_progress(options) as progress:
         progress("collecting facts on this host")
         facts = collect(environ)
@@ -128,9 +128,7 @@ def _diagnose_this_host(options: argparse.Namespace, job: JobRequest, environ: M
     return _print_report(options, findings, lambda console: print_host_tables(facts, console))
 
 
-def _diagnose_hosts(
-    options: argparse.Namespace, hosts: Sequence[Host], job: JobRequest, environ: Mapping[str, str]
-) -> int:
+def _diagnose_hosts(options: DoctorOptions, hosts: Sequence[Host], job: JobRequest, environ: Mapping[str, str]) -> int:
     environ = with_own_folder(environ)
     via = options.via
     if via == "auto":
@@ -156,7 +154,7 @@ def _print_json(document: dict[str, Any]) -> int:
 
 
 def _print_report(
-    options: argparse.Namespace, findings: Sequence[Finding], print_tables: Callable[[Console], None], summary: str = ""
+    options: DoctorOptions, findings: Sequence[Finding], print_tables: Callable[[Console], None], summary: str = ""
 ) -> int:
     console = Console()
     print_verdict(findings, console, quiet=options.quiet)
@@ -171,7 +169,7 @@ def _print_report(
 
 
 @contextlib.contextmanager
-def _show_progress(options: argparse.Namespace) -> Iterator[Callable[[str], object]]:
+def _show_progress(options: DoctorOptions) -> Iterator[Callable[[str], object]]:
     """Show on a terminal what is being done."""
     console = Console(stderr=True)
     if options.json or options.quiet or not console.is_terminal:
