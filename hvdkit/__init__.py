@@ -49,8 +49,11 @@ if TYPE_CHECKING:
         WrapError,
         XlaError,
     )
+    from hvdkit.launch.options import LaunchOptions
+    from hvdkit.launch.plan.elasticity import Elasticity
 
-    #: See hvdkit.launch.run_api.run, which stands floors above.
+    #: See hvdkit.launch.run_api, which stands floors above.
+    launch: Callable[..., list[Any] | None]
     run: Callable[..., list[Any]]
 
 __version__ = "0.1.0"
@@ -65,12 +68,14 @@ __all__ = [
     "Config",
     "ConfigError",
     "DuplicateNameError",
+    "Elasticity",
     "HorovodInternalError",
     "HorovodVersionMismatchError",
     "HostfileError",
     "HostsUpdatedInterrupt",
     "HvdkitError",
     "LaunchError",
+    "LaunchOptions",
     "LaunchTimeoutError",
     "LocalFailureError",
     "MissingDependencyError",
@@ -91,6 +96,7 @@ __all__ = [
     "WrapError",
     "XlaError",
     "__version__",
+    "launch",
     "read_config",
     "run",
 ]
@@ -102,8 +108,14 @@ offer_stacks()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hvdkit' has no attribute {name!r}")
+    if name == "launch":
+        return importlib.import_module("hvdkit.launch")  # a module that can be called
     if name == "run":
         return importlib.import_module("hvdkit.launch.run_api").run
+    if name == "LaunchOptions":
+        return importlib.import_module("hvdkit.launch.options").LaunchOptions
+    if name == "Elasticity":
+        return importlib.import_module("hvdkit.launch.plan.elasticity").Elasticity
     home = "hvdkit.errors" if name.endswith(("Error", "Interrupt")) else "hvdkit.config"
     return getattr(importlib.import_module(home), name)
 

@@ -165,7 +165,14 @@ class WrapError(HvdkitError, RuntimeError):
 
 
 class LaunchError(HvdkitError, ValueError):
-    """A job cannot be started as it was requested, by hvdrun or on Ray; nothing is left of it."""
+    """A job cannot be started as it was requested, by hvdrun or on Ray; nothing is left of it.
+
+    code: a short name of the problem that stays the same when the message changes, as "not-enough-slots"; "" for none.
+    """
+
+    def __init__(self, *message: object, code: str = "") -> None:
+        super().__init__(*message)
+        self.code = code
 
 
 class LaunchTimeoutError(LaunchError, TimeoutError):
@@ -217,4 +224,4 @@ class HostfileError(LaunchError):
     def __init__(self, path: str, problems: Sequence[str]) -> None:
         self.path = path
         self.problems = tuple(problems)
-        super().__init__("\n".join(f"{path}:{problem}." for problem in problems))
+        super().__init__("\n".join(f"{path}:{problem}." for problem in problems), code="hostfile-invalid")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvdkit.errors import WorldError
+from hvdkit.ranges import TooManyNumbersError, read_counts
 
 
 @dataclass(frozen=True)
@@ -239,15 +240,12 @@ def parse_slurm_counts(text: str) -> list[int]:
 
     Raises ValueError with what to say after the variable.
     """
-    counts: list[int] = []
-    for item in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,5})\))?", item, re.ASCII)
-        if match is None:
-            raise ValueError("cannot be parsed; the expected form is '2(x3),1'")
-        counts += [int(match[1])] * int(match[2] or 1)
-        if len(counts) > _MOST_SLURM_NODES:
-            raise ValueError(f"lists more than {_MOST_SLURM_NODES} nodes")
-    return counts
+    try:
+        return read_counts(text, _MOST_SLURM_NODES)
+    except TooManyNumbersError:
+        raise ValueError(f"lists more than {_MOST_SLURM_NODES} nodes") from None
+    except ValueError:
+        raise ValueError("cannot be parsed; the expected form is '2(x3),1'") from None
 
 
 def complete_world(

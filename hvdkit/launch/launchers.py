@@ -33,7 +33,7 @@ def job_ssh_options(job: Job) -> tuple[str, ...]:
 
     In an elastic job mpirun must not detect a lost host, as it would end the job. hvdrun detects it.
     """
-    return ssh_options(job.ssh_options, keepalive=not job.elastic)
+    return ssh_options(job.ssh_options, keepalive=not job.survives)
 
 
 def forwarded_names(job: Job, variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -66,17 +66,20 @@ def refuse(job: Job, launcher: str, *what: str) -> None:
     if "ipv6" in what and addresses and not job.local:
         raise LaunchError(
             f"{launcher} does not accept an IPv6 address on its command line: {', '.join(addresses)}. "
-            "Give the host a name in /etc/hosts or in DNS, and use that name."
+            "Give the host a name in /etc/hosts or in DNS, and use that name.",
+            code="host-is-ipv6",
         )
     logins = [host.login for host in job.hosts if host.user]
     if "users" in what and logins:
         raise LaunchError(
             f"{launcher} does not accept a user name with a host: {', '.join(logins)}. "
-            "Write 'User NAME' for that host in ~/.ssh/config, and use the host's name alone."
+            "Write 'User NAME' for that host in ~/.ssh/config, and use the host's name alone.",
+            code="host-with-user",
         )
     if "ssh" in what and job.ssh_options:
         raise LaunchError(
-            f"{launcher} does not use ssh, so -p and -i have no effect. Remove them, or use --launcher ssh."
+            f"{launcher} does not use ssh, so -p and -i have no effect. Remove them, or use --launcher ssh.",
+            code="ssh-options-unused",
         )
 
 
@@ -145,7 +148,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
     argv += ["-np", str(job.ranks), "--host", ",".join(_format_hosts(job))]
     argv += _BINDING if job.binding is None else job.binding
     variables = {**job.variables, **library_variables(job, mpi)}
-    if job.elastic:
+    if job.survives:
         argv += _ELASTIC
     argv += _session_parameters(job, mpi)
     if job.tcp:
@@ -210,7 +213,8 @@ def build_pals(job: Job, choice: LauncherChoice) -> Launch:
         raise LaunchError(
             f"{_PALS} puts the same number of ranks on each host, not "
             f"{', '.join(f'{name}:{count}' for name, count in places)}. Give all hosts the same number of slots, or "
-            f"request {min(counts) * len(counts)} ranks."
+            f"request {min(counts) * len(counts)} ranks.",
+            code="ranks-uneven",
         )
     argv = [choice.own_mpi.mpirun, "-n", str(job.ranks)]
     if not job.local:
@@ -230,7 +234,8 @@ def build_jsrun(job: Job, choice: LauncherChoice) -> Launch:
     if len(set(counts)) > 1:
         raise LaunchError(
             f"jsrun puts the same number of ranks on each host, not {', '.join(map(str, counts))}. "
-            f"Request {min(counts) * len(counts)} ranks, or use another launcher: --launcher mpirun."
+            f"Request {min(counts) * len(counts)} ranks, or use another launcher: --launcher mpirun.",
+            code="ranks-uneven",
         )
     argv = [choice.program, "--nrs", str(len(counts)), "--rs_per_host", "1", "--tasks_per_rs", str(counts[0])]
     argv += ["--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS"]

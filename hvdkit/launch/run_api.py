@@ -1,4 +1,4 @@
-"""`hvdkit.run(function, np=2)`: a function as a job, from Python; Horovod's `horovod.run`."""
+"""A job from Python: `hvdkit.launch(LaunchOptions(np=2), function)`, and Horovod's `run(function, np=2)`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,110 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from hvdkit.config import read_config, read_environment
 from hvdkit.errors import HorovodInternalError, LaunchError
-from hvdkit.launch.function_outcome import FunctionOutcome
+from hvdkit.launch.function_results import FUNCTION, find_last, give_results, read_results
 from hvdkit.launch.job.runtime_dir import RuntimeDirectory
+from hvdkit.launch.options import LaunchOptions
 from hvdkit.optional_import import optional_import
 
-FUNCTION = "function.pickle"
+#: The files of the options, and of what hvdrun refuses.
+OPTIONS = "options.pickle"
+REFUSAL = "refusal.pickle"
 
-_ELASTIC = "min_num_proc max_num_proc slots reset_limit cooldown_range host_discovery_script min_np max_np".split()
-_FLAGS = {
-    "hosts": "--hosts",
-    "hostfile": "--hostfile",
-    "start_timeout": "--start-timeout",
-    "ssh_port": "--ssh-port",
-    "ssh_identity_file": "--ssh-identity-file",
-    "output_filename": "--output-filename",
-    "mpi_args": "--mpi-args",
-    "network_interface": "--network-interfaces",
+# Horovod's names of options, where hvdrun's differ.
+_NAMES = {
+    "network_interface": "network_interfaces",
+    "min_num_proc": "min_np",
+    "max_num_proc": "max_np",
+    "slots": "slots_per_host",
+    "cooldown_range": "blacklist_cooldown_range",
 }
+_TAKEN = (
+    *("hosts", "hostfile", "start_timeout", "ssh_port", "ssh_identity_file", "output_filename", "mpi_args"),
+    *("network_interfaces", "min_np", "max_np", "slots_per_host", "reset_limit", "blacklist_cooldown_range"),
+    *("host_discovery_script", "elastic_timeout"),
+)
+
+
+def launch(
+    options: LaunchOptions, target: Callable[..., Any] | Sequence[str], *args: Any, **kwargs: Any
+) -> list[Any] | None:
+    """Run a function or a command on every rank of a new job, and wait for its end: `hvdkit.launch`.
+
+    target: a function, called as target(*args, **kwargs); returns what each rank returned, by rank. Or a command, as a
+    list of words; returns None. Function and results travel in a folder that is made here in /tmp, or, where options
+    name hosts, in the working directory, which all of them have to see. Of an elastic job these are the ranks at its
+    end, in the order of their last numbers.
+    The job ends if this process is killed (on Linux).
+    Raises what the function raised on the rank that failed first, from a HorovodInternalError with the rank, its host
+    and its traceback. An exception that cannot be pickled or unpickled becomes a RuntimeError with its type and text.
+    Raises LaunchError for what cannot be started, HorovodInternalError if the job fails otherwise.
+    """
+    if callable(target):
+        return launch_function(options, target, args, kwargs)
+    if not isinstance(target, (list, tuple)) or not target or args or kwargs:
+        raise TypeError(
+            "launch() needs a function and its arguments, or a list of words: launch(options, train, 3), or "
+            'launch(options, ["train.py", "--lr", "0.1"]).'
+        )
+    with RuntimeDirectory("run") as folder:
+        status = _run_job(replace(options, command=tuple(target)), Path(folder))
+    if status:
+        raise HorovodInternalError(f"The job of launch() ended with exit code {status}; its output says why.")
+    return None
+
+
+def launch_function(
+    options: LaunchOptions,
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    executable: str | None = None,
+) -> list[Any]:
+    """Call a function on every rank of a new job, see launch. executable: the Python of the ranks."""
+    pickler = optional_import("cloudpickle", "run")
+    with (
+        tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=os.getcwd())
+        if options.names_hosts
+        else RuntimeDirectory("run") as folder
+    ):
+        Path(folder, FUNCTION).write_bytes(pickler.dumps((func, tuple(args), dict(kwargs), list(sys.path))))
+        command = (executable or sys.executable, "-m", "hvdkit.launch.run_worker", str(folder))
+        status = _run_job(replace(options, command=command, module=False), Path(folder))
+        results = read_results(Path(folder))
+        last = find_last(results) if status == 0 and is_elastic(options) else []
+        if last:
+            return [result.get() for result in last]
+        return give_results(results, options.np if isinstance(options.np, int) else 0, status, folder)
+
+
+def is_elastic(options: LaunchOptions) -> bool:
+    """May the number of ranks change?"""
+    wanted = {**read_environment(), **options.settings}
+    named = (options.host_discovery_script, options.blacklist_cooldown_range, options.reset_limit)
+    config = read_config(wanted)
+    return bool(config.elastic or config.min_np or config.max_np) or any(one is not None for one in named)
+
+
+def _run_job(options: LaunchOptions, folder: Path) -> int:
+    """Have a process of its own run the job; returns hvdrun's exit code. Raises what hvdrun refuses.
+
+    In this one a loop of asyncio may run already, as in a notebook, and signals are the caller's.
+    """
+    file = folder / OPTIONS
+    file.write_bytes(pickle.dumps(options))
+    file.chmod(0o600)  # -x may have a secret
+    command = [sys.executable, "-m", "hvdkit.launch.run_launcher", str(os.getpid()), str(folder)]
+    status = _wait_for(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+    refusal = folder / REFUSAL
+    if refusal.exists():
+        raise pickle.loads(refusal.read_bytes())
+    return status
 
 
 def run(
@@ -53,7 +136,8 @@ def run(
     num_proc, np: ranks. hosts, hostfile: as for hvdrun; neither for this machine. Function and results travel in a
     folder that is made here in /tmp, or, for several hosts, in the working directory, which all of them have to see.
     executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
-    network_interfaces, as Horovod's. use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
+    network_interfaces, and those of elastic jobs (min_np, max_np, reset_limit, ...), as Horovod's.
+    use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
     The job ends if this process is killed (on Linux).
     Raises what func raised on the rank that failed first, from a HorovodInternalError with the rank, its host and its
     traceback. An exception that cannot be pickled or unpickled becomes a RuntimeError with its type and text. Raises
@@ -62,24 +146,11 @@ def run(
     if not callable(func):
         raise TypeError(f"run() needs a function, not {type(func).__name__}: run(train, args=(3,)), not run(train(3)).")
     if hosts is not None and hostfile is not None:
-        raise LaunchError("run() was given hosts and hostfile. Leave one of them out.")
+        raise LaunchError("run() was given hosts and hostfile. Leave one of them out.", code="hosts-given-twice")
     if use_gloo and use_mpi:
-        raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.")
-    ranks = np if np is not None else num_proc
-    flags = plan_flags({"hosts": hosts, "hostfile": hostfile, **options})
-    pickler = optional_import("cloudpickle", "run")
-    here = hosts is None and hostfile is None
-    with (
-        RuntimeDirectory("run")
-        if here
-        else tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=os.getcwd()) as folder
-    ):
-        Path(folder, FUNCTION).write_bytes(pickler.dumps((func, tuple(args), dict(kwargs or {}), list(sys.path))))
-        hvdrun = [sys.executable, "-m", "hvdkit.launch.run_launcher", str(os.getpid())]
-        start = [*hvdrun, "-np", str(ranks), *flags, *(["--verbose"] if verbose else [])]
-        rank = [executable or sys.executable, "-m", "hvdkit.launch.run_worker", folder]
-        status = _wait_for(subprocess.Popen([*start, *rank], stdin=subprocess.DEVNULL))
-        return give_results(_read_results(Path(folder), ranks), ranks, status, folder)
+        raise LaunchError("run() was given use_gloo and use_mpi. Leave one of them out.", code="options-contradict")
+    given = make_options(np if np is not None else num_proc, {"hosts": hosts, "hostfile": hostfile, **options})
+    return launch_function(replace(given, verbose=bool(verbose)), func, args, kwargs or {}, executable)
 
 
 def _wait_for(hvdrun: subprocess.Popen[bytes]) -> int:
@@ -97,77 +168,20 @@ def _wait_for(hvdrun: subprocess.Popen[bytes]) -> int:
             raise
 
 
-def plan_flags(options: Mapping[str, Any]) -> list[str]:
-    """hvdrun's flags for Horovod's options. Raises LaunchError for those that hvdkit has not."""
-    given = {name: value for name, value in options.items() if value is not None}
-    elastic = [name for name in _ELASTIC if given.pop(name, None) is not None]
-    if elastic:
-        raise LaunchError(
-            f"run({elastic[0]}=...): an elastic job cannot be started from Python. Start the script with: "
-            "hvdrun --min-np N python train.py"
-        )
+def make_options(np: int, options: Mapping[str, Any]) -> LaunchOptions:
+    """Make the options of a job from Horovod's. Raises LaunchError for those that hvdkit does not have."""
+    given = {_NAMES.get(name, name): value for name, value in options.items() if value is not None}
     given.pop("disable_cache", None)
-    interfaces = given.pop("network_interfaces", None)
-    if interfaces:
-        given["network_interface"] = ",".join(interfaces)
-    unknown = [name for name in given if name not in _FLAGS]
+    unknown = [name for name in given if name not in _TAKEN]
     if unknown:
-        raise LaunchError(f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_FLAGS))}.")
-    alias = ["--alias-horovod"] if "hvdkit.alias_horovod" in sys.modules else []
-    return [*(f"{_FLAGS[name]}={value}" for name, value in given.items()), *alias]
-
-
-def result_name(rank: int) -> str:
-    """The file of a rank's result."""
-    return f"result.{rank}.pickle"
-
-
-class Result(NamedTuple):
-    """What a rank has left. seconds: when, by the clock of its host. outcome: a FunctionOutcome, pickled."""
-
-    rank: int
-    host: str
-    seconds: float
-    raised: bool
-    outcome: bytes
-
-    def get(self) -> Any:
-        """Return what the function returned. Raises what it raised."""
-        where = f"rank {self.rank} on {self.host}"
-        try:
-            outcome: FunctionOutcome = pickle.loads(self.outcome)
-        except Exception as error:  # whatever the class of the value does
-            raise HorovodInternalError(
-                f"What {where} returned cannot be unpickled here: {type(error).__name__}: {error}. Its class must be "
-                "importable here."
-            ) from error
-        return outcome.get(where)
-
-    @property
-    def is_internal(self) -> bool:
-        """Has the function raised HorovodInternalError?"""
-        return self.raised and bool(pickle.loads(self.outcome).internal)
-
-
-def _read_results(folder: Path, ranks: int) -> list[Result]:
-    files = [folder / result_name(rank) for rank in range(ranks)]
-    return [pickle.loads(file.read_bytes()) for file in files if file.exists()]
-
-
-def give_results(results: Sequence[Result], ranks: int, status: int, folder: object) -> list[Any]:
-    """Return what each rank returned, by rank.
-
-    results: of the ranks that have left one. status: exit code of hvdrun. folder: of the results. Raises as run().
-    """
-    failed = sorted((result for result in results if result.raised), key=lambda result: result.seconds)
-    # Ranks that have waited for the one that failed raise HorovodInternalError, perhaps before it has come to its end.
-    for result in sorted(failed, key=lambda result: result.is_internal):
-        result.get()
-    if status:
-        raise HorovodInternalError(f"The job of run() ended with exit code {status}; its output says why.")
-    missing = sorted(set(range(ranks)) - {result.rank for result in results})
-    if missing:
-        raise HorovodInternalError(
-            f"Rank {missing[0]} left no result in {folder}. Call run() in a directory that all hosts of the job see."
+        raise LaunchError(
+            f"run({unknown[0]}=...): there is no such option. It takes {', '.join(sorted(_TAKEN))}.",
+            code="option-unknown",
         )
-    return [result.get() for result in results]
+    interfaces = given.get("network_interfaces", "")
+    if not isinstance(interfaces, str):
+        given["network_interfaces"] = ",".join(interfaces)
+    cooldown = given.get("blacklist_cooldown_range")
+    if cooldown is not None:
+        given["blacklist_cooldown_range"] = tuple(cooldown)
+    return LaunchOptions(np=np, alias_horovod="hvdkit.alias_horovod" in sys.modules, **given)

@@ -1,4 +1,4 @@
-"""`python -m hvdkit.launch.run_worker FOLDER`: a rank of hvdkit.run(). Calls the function and leaves its outcome."""
+"""`python -m hvdkit.launch.run_worker FOLDER`: a rank of hvdkit.launch(). Calls the function and leaves its outcome."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from hvdkit.config import read_environment
 from hvdkit.launch.function_outcome import FunctionOutcome, describe_error, own_frames, pickle_outcome
-from hvdkit.launch.run_api import FUNCTION, Result, result_name
+from hvdkit.launch.function_results import FUNCTION, Result, result_name
 from hvdkit.optional_import import optional_import
 from hvdkit.world import read_world
 
@@ -21,9 +22,13 @@ def main(folder: Path) -> None:
 
     def leave(outcome: FunctionOutcome) -> FunctionOutcome:
         outcome, data = pickle_outcome(outcome, dumps)
-        part = folder / f"{result_name(world.rank)}.part"  # what reads the other one may come at any time
-        part.write_bytes(pickle.dumps(Result(world.rank, world.host, time.time(), outcome.raised, data)))
-        os.replace(part, folder / result_name(world.rank))
+        variables = read_environment()
+        start = int(variables.get("HVDKIT_START", "1"))
+        rank = int(variables.get("HOROVOD_RANK", world.rank))  # of an elastic job it may have changed
+        name = result_name(world.host, os.getpid(), start)
+        part = folder / f"{name}.part"  # what reads the other one may come at any time
+        part.write_bytes(pickle.dumps(Result(rank, world.host, time.time(), outcome.raised, data, start)))
+        os.replace(part, folder / name)
         return outcome
 
     try:

@@ -16,7 +16,7 @@ from hvdkit.aliasing.names import CALLS, MODULES, REFUSED, refusal
 from hvdkit.aliasing.tensorflow1 import REFUSED as TF1
 from hvdkit.aliasing.tensorflow1 import explain
 from hvdkit.errors import LaunchError
-from hvdkit.launch.run_api import plan_flags
+from hvdkit.launch.run_api import make_options
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -135,13 +135,14 @@ def test_horovod_is_shadowed_only_when_asked(tmp_path: Path) -> None:
     assert run_python(code).strip() == "True"
 
 
-def test_a_function_is_sent_with_hvdruns_flags() -> None:
-    assert plan_flags({"hosts": "a:1", "start_timeout": 30, "verbose": None}) == ["--hosts=a:1", "--start-timeout=30"]
-    assert plan_flags({"network_interfaces": ["ib0", "ib1"]}) == ["--network-interfaces=ib0,ib1"]
-    with pytest.raises(LaunchError, match="cannot be started from Python"):
-        plan_flags({"min_np": 1})
+def test_the_options_of_horovods_run_are_those_of_launch() -> None:
+    given = {"hosts": "a:1", "start_timeout": 30, "verbose": None, "cooldown_range": [1, 5], "min_num_proc": 2}
+    options = make_options(3, given)
+    assert (options.np, options.hosts, options.start_timeout, options.min_np) == (3, "a:1", 30, 2)
+    assert options.blacklist_cooldown_range == (1, 5)
+    assert make_options(1, {"network_interfaces": ["ib0", "ib1"]}).network_interfaces == "ib0,ib1"
     with pytest.raises(LaunchError, match="no such option"):
-        plan_flags({"nonsense": 1})
+        make_options(1, {"nonsense": 1})
 
 
 TORCH = """

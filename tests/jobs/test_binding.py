@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_job import plan_job
 
 from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
 from hvdkit.engine.planned.progress import has_spare_core
@@ -29,7 +30,6 @@ from hvdkit.launch.agent.host_info import (
     read_topology,
 )
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.plan.registration import plan_cores, take_free_shares
 
 

@@ -9,16 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from planned_job import plan_job
 
 from hvdkit import __version__, cli
 from hvdkit.config import read_config, read_settings
 from hvdkit.launch.cli import horovod, hvdrun
 from hvdkit.launch.cli.options import build_parser, parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
-from hvdkit.launch.elastic.options import describe_restarts, restart_instead
+from hvdkit.launch.elastic.options import describe_restarts
+from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan_job import with_elasticity
 
 FLAGS = {
     "-h", "--help", "--help-all", "--print-completion", "-n", "-np", "--np", "--num-proc", "-H", "--hosts",
@@ -53,7 +55,7 @@ def test_a_settings_flag_sets_its_variable_and_no_other() -> None:
             given = [setting.flag] if switch else [setting.flag, str(setting.default)]
             options = parse_arguments([*given, "python", "x.py", setting.flag, "other"])
             assert options.settings == {setting.variable: "1" if switch else str(setting.default)}
-            assert options.command == ["python", "x.py", setting.flag, "other"]
+            assert options.command == ("python", "x.py", setting.flag, "other")
 
 
 def test_every_flag_of_hvdrun_at_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +246,11 @@ def test_doctor_says_which_variable_is_wrong(
 def test_where_no_rank_outlives_another_it_is_said_that_hvdrun_starts_again(
     launcher: str, mpi: Mpi | None, who: str
 ) -> None:
-    job = Job(command=("true",), ranks=2, elastic=True, variables={"HVDKIT_ELASTIC": "1"})
+    job = Job(command=("true",), ranks=2, elasticity=Elasticity.SURVIVE, variables={"HVDKIT_ELASTIC": "1"})
     why = describe_restarts(job, LauncherChoice(launcher=launcher, reason="", mpi=mpi))
     assert why.startswith(who) and "hvdrun starts the job again from its last checkpoint" in why
-    instead = restart_instead(job, why)
-    assert not instead.elastic and instead.notes == (why,)
+    instead = with_elasticity(job, Elasticity.RESTART)
+    assert not instead.survives
     assert read_config(instead.variables).elastic_restarts
     ulfm = LauncherChoice(launcher="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"))
     assert describe_restarts(job, ulfm) == ""

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from planned_job import plan_job
 
 from hvdkit import cli
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.hostfiles import DIALECTS, Host
 
 

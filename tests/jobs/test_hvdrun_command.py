@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from planned_job import plan_job
 
 from hvdkit import cli as hvdkit_cli
 from hvdkit.errors import LaunchError, MissingDependencyError
 from hvdkit.launch.cli import parser
 from hvdkit.launch.cli.command import plan_command
 from hvdkit.launch.cli.options import build_parser, parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.job.output import Output
 from hvdkit.launch.launchers import build_launch

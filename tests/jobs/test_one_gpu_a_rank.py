@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planned_job import plan_job
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import Cpu, divide_near, format_cpus, plan_share, read_gpus
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
+from hvdkit.launch.facts import Facts
+from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.job import AGENT, Job
 from hvdkit.launch.plan.network import HostInterfaces
 from hvdkit.launch.plan.registration import Registration, plan_cores, plan_start_orders
@@ -28,6 +30,7 @@ from hvdkit.launch.plan.resources import (
     find_shared_gpus,
     plan_shared_gpus,
 )
+from hvdkit.launch.plan_start import StartPlan, plan_start
 
 PATH = os.environ["PATH"]
 A, B, C, D = GPUS = [
@@ -192,12 +195,17 @@ def test_hvdrun_refuses_or_warns_before_the_start(
 ) -> None:
     driver, devices = write_gpus(tmp_path, GPUS[:2])
     agent = shutil.copytree(AGENT, tmp_path / "hvdkit/launch/agent")
-    for name in ("handshake.py", "visible_gpus.py"):
+    for name in ("handshake.py", "ranges.py", "visible_gpus.py"):
         shutil.copy(Path(AGENT).parents[1] / name, tmp_path / "hvdkit")
     text = (agent / "host_info.py").read_text()
     found = text.replace("/proc/driver/nvidia/gpus", str(driver)).replace("/sys/bus/pci/devices", str(devices))
     (agent / "host_info.py").write_text(found)
-    monkeypatch.setattr(hvdrun, "plan_job", lambda *parts, **notes: replace(plan_job(*parts, **notes), agent=str(agent)))
+
+    def plan(options: LaunchOptions, facts: Facts) -> StartPlan:
+        start = plan_start(options, facts)
+        return replace(start, job=replace(start.job, agent=str(agent)))
+
+    monkeypatch.setattr(hvdrun, "plan_start", plan)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = "import json, os; print(json.dumps([os.environ.get('NCCL_HOSTID'), os.environ.get('NCCL_NET')]))"
     assert hvdrun.main(["-np", "3", *options, sys.executable, "-S", "-c", script]) == code

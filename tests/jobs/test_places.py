@@ -13,12 +13,12 @@ import pytest
 from hvdrun_job import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_job import plan_job
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import parse_idset, parse_resources
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.hostfiles import FoundHosts, Host
 
 # The example of ENVIRONMENT_VARIABLES.md of the training toolkit.

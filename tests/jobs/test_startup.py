@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from planned_job import plan_job
 
 from hvdkit.launch.agent.rank_identity import adapt_environment
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.startup import SITE, modules_asked_for, plan_variables
 from hvdkit.startup.after_import import after_import
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_job import plan_job
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.wrap.environment import plan_visible_gpu
 from hvdkit.wrap.places import script_line
 from hvdkit.wrap.randomness import go_own_way, put_states, read_states, seed_of

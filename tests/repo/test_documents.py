@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from planned_job import plan_job
 
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 
 ROOT = Path(__file__).parents[2]
 

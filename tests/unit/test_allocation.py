@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_job import plan_job
 
 from hvdkit.errors import HostfileError, LaunchError
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.plan.resolve_hosts import find_hosts
 

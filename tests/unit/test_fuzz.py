@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from hvdkit import config, handshake, launcher_channel, setting, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
+from hvdkit.launch import plan_job
 from hvdkit.launch.agent import host_info, rank_identity, stream
 from hvdkit.launch.allocations import read_allocation, schedulers
 from hvdkit.launch.cli import horovod
-from hvdkit.launch.cli import launcher_options as starter_flags
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.elastic import host_pool
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing
@@ -175,9 +175,7 @@ TEXTS: dict[str, Parser] = {
     "launch.plan.network.parse_wish": Parser(
         network.parse_wish, ["eth0", "10.0.0.0/24", ",", "/", "fe80::"], (LaunchError,)
     ),
-    "launch.cli.launcher_options.split_words": Parser(
-        lambda text: starter_flags.split_words("-x", text), _HOSTS, (LaunchError,)
-    ),
+    "launch.plan_job.split_words": Parser(lambda text: plan_job.split_words("-x", text), _HOSTS, (LaunchError,)),
     "launch.plan.mpi.parse_version": Parser(
         mpi.parse_version, ["mpirun (Open MPI) ", "5.0", "HYDRA", "Version: ", "Intel(R) "]
     ),

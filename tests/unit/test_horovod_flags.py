@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_job import plan_job
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.horovod import write_flags
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.cli.plan_job import plan_job
 
 # Flag -> an argument it may have, or "" if it has none. As its parser has them (horovod/runner/launch.py).
 HOROVODRUN = {
@@ -217,7 +217,7 @@ def test_a_configuration_is_read_and_what_is_typed_goes_before(files: Path) -> N
         "HVDKIT_STALL_CHECK_S": "20",
         "HVDKIT_LOG_LEVEL": "INFO",
     }
-    assert (options.command, options.ranks) == (["true"], 1)
+    assert (options.command, options.np) == (("true",), 1)
 
 
 def test_what_a_configuration_cannot_have_is_said_with_its_file(

@@ -10,6 +10,7 @@ import pytest
 from hvdkit import cli as hvdkit_cli
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.ranges import read_counts, read_ranges, split_range
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.hosts import surveyor
 from hvdkit.tools.doctor.hosts.session import AgentLost, AgentSession
@@ -21,7 +22,7 @@ from hvdkit.tools.doctor.survey import Failure
 )
 def test_the_number_of_ranks_is_written_as_for_other_launchers(words: list[str]) -> None:
     options = parse_arguments([*words, "python", "train.py", "-np7", "-n", "8"])
-    assert (options.ranks, options.command) == (2, ["python", "train.py", "-np7", "-n", "8"])
+    assert (options.np, options.command) == (2, ("python", "train.py", "-np7", "-n", "8"))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_the_number_of_ranks_is_written_as_for_other_launchers(words: list[str])
         (["--elastic-timeout", "nan"], "nan is not a number of seconds; use 0 or more"),
         (["--blacklist-cooldown-range", "nan", "3"], "nan is not a number of seconds; use more than 0"),
         (["--slots-per-host", "0"], "0 is not a whole number of at least 1"),
-        (["--show-ranks", "2-1"], "2-1 has the range 2-1; write the smaller rank first"),
+        (["--show-ranks", "2-1"], "2-1 is not a list of ranks: the range 2-1 is descending"),
         (["--show-ranks", "-1"], "-1 is not a list of ranks"),
         (["--reset-limit", "-1"], "-1 is not a whole number of at least 0"),
     ],
@@ -106,3 +107,16 @@ def test_doctor_reaches_hosts_with_hvdruns_port_and_key(tmp_path: Path, monkeypa
     (line,) = lines
     assert line[line.index("-p") : line.index("-p") + 4] == ["-p", "2222", "-i", os.fspath(key)]
     assert line.index("-i") < line.index("--") < line.index("node9")
+
+
+def test_ranges_and_counts_of_schedulers_hosts_and_cpus() -> None:
+    assert read_ranges("0-3,8,2") == [0, 1, 2, 3, 8, 2]
+    assert split_range("001-004") == ("001", "004") and split_range("7") == ("7", "7")
+    assert read_counts("2(x3),1") == [2, 2, 2, 1] and read_counts("") == []
+    assert read_ranges("0-9", 10) == list(range(10))
+    for wrong in ("", "a", "3-1", "1-", "-1", "1,,2", "0-10"):
+        with pytest.raises(ValueError, match=r"range|more than 10 numbers"):
+            read_ranges(wrong, 10)
+    for wrong in ("x", "2(x)", "2(x11)"):
+        with pytest.raises(ValueError, match="count"):
+            read_counts(wrong, 10)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdkit.ranges import read_ranges
 from hvdkit.visible_gpus import read_visible
 
 SYSTEM = Path("/sys/devices/system")
@@ -50,12 +51,15 @@ def read_topology(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cpu, ...]
     return tuple(found)
 
 
+_MOST_CPUS = 10**4
+
+
 def parse_cpus(text: str) -> list[int]:
-    """Write out a list such as "0-3,8" in ascending order; what is not of this form counts for nothing."""
-    numbers: set[int] = set()
-    for first, last in re.findall(r"(?<![0-9])([0-9]{1,4})(?:-([0-9]{1,4}))?(?![0-9])", text):
-        numbers.update(range(int(first), int(last or first) + 1))
-    return sorted(numbers)
+    """Read a list such as "0-3,8" in ascending order; [] for what is not of this form."""
+    try:
+        return sorted(set(read_ranges(text, _MOST_CPUS)))
+    except ValueError:
+        return []
 
 
 def format_cpus(cpus: Iterable[int]) -> str:

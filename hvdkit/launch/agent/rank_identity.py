@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hvdkit.ranges import read_counts
+
 # (rank, size, ranks of this host) of what hvdrun starts agents through. The first whose rank is set counts: under an
 # mpirun inside a Slurm job, Slurm's variables are those of mpirun's daemon. hvdkit.world has the same order.
 _RANKS = (
@@ -68,12 +70,11 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
     if _read_number(environ, "SLURM_STEP_ID") < 0 or rank < 0 or size < 0:
         return -1, 0, 0
     node = max(0, _read_number(environ, "SLURM_NODEID"))
-    # "2(x3),1": three nodes with two tasks, then one with one
-    for count, times in re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
-        if node < int(times or 1):
-            return rank, size, int(count)
-        node -= int(times or 1)
-    return rank, size, 0
+    try:
+        counts = read_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    except ValueError:
+        counts = []
+    return rank, size, counts[node] if node < len(counts) else 0
 
 
 def _read_number(environ: Mapping[str, str], *names: str) -> int:

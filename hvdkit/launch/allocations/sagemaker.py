@@ -30,20 +30,25 @@ def read_sagemaker(environ: Mapping[str, str]) -> FoundHosts | None:
     current = environ.get("SM_CURRENT_HOST", names[0])
     if current not in names:
         raise LaunchError(
-            f"SM_CURRENT_HOST={current!r} is not in SM_HOSTS={environ['SM_HOSTS']}. Name the hosts with -H."
+            f"SM_CURRENT_HOST={current!r} is not in SM_HOSTS={environ['SM_HOSTS']}. Name the hosts with -H.",
+            code="sagemaker-host",
         )
     if current != names[0]:
         raise LaunchError(
             f"SageMaker has started the entry point on each of {len(names)} hosts, and this is {current}. Start hvdrun "
-            f"on {names[0]} only, and sshd on the others (examples/sagemaker/train.sh does so)."
+            f"on {names[0]} only, and sshd on the others (examples/sagemaker/train.sh does so).",
+            code="sagemaker-not-first-host",
         )
     gpus = environ.get("SM_NUM_GPUS", "0")
     if not re.fullmatch(r"[0-9]{1,3}", gpus, re.ASCII):
-        raise LaunchError(f"SM_NUM_GPUS={gpus!r} is not a number of GPUs. Correct it, or use --slots-per-host.")
+        raise LaunchError(
+            f"SM_NUM_GPUS={gpus!r} is not a number of GPUs. Correct it, or use --slots-per-host.", code="sagemaker-gpus"
+        )
     interface = environ.get("SM_NETWORK_INTERFACE_NAME", "")
     if interface and not _INTERFACE.fullmatch(interface):
         raise LaunchError(
-            f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it."
+            f"SM_NETWORK_INTERFACE_NAME={interface!r} is not the name of an interface. Correct or unset it.",
+            code="sagemaker-interface",
         )
     hosts = tuple(Host(name, max(1, int(gpus))) for name in names)
     note = f"SM_NETWORK_INTERFACE_NAME={interface}: ranks on different hosts use it, as with --network-interfaces."
@@ -61,7 +66,7 @@ def _read_hosts(text: str) -> list[str]:
             raise ValueError("it names a host twice")
         return [check_name(name) for name in names]
     except (ValueError, RecursionError) as problem:
-        raise LaunchError(f"SM_HOSTS={text[:200]!r}: {problem}. {cure}") from None
+        raise LaunchError(f"SM_HOSTS={text[:200]!r}: {problem}. {cure}", code="sagemaker-hosts") from None
 
 
 # The file, its dialect, and the variable with the slots of hosts that have none in the file. The MPI Operator writes
@@ -89,6 +94,7 @@ def _read_default_slots(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not is_slots(value):
         raise LaunchError(
-            f"{name}={value!r} is not a number of slots. Correct it, or use --slots-per-host, which overrides it."
+            f"{name}={value!r} is not a number of slots. Correct it, or use --slots-per-host, which overrides it.",
+            code="slots-variable",
         )
     return int(value)

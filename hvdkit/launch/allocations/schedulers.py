@@ -29,6 +29,7 @@ from hvdkit.launch.hostfiles.grammars import (
 )
 from hvdkit.launch.hostfiles.names import MOST_HOSTS, check_name, is_slots, set_slots
 from hvdkit.launch.process import run_program
+from hvdkit.ranges import read_ranges
 from hvdkit.world import is_slurm_step
 
 #: How to get more slots from any allocation; see FoundHosts.more.
@@ -47,23 +48,27 @@ def read_flux(environ: Mapping[str, str]) -> FoundHosts | None:
     if job and tasks != "1":
         raise LaunchError(
             f"flux run started hvdrun {tasks} times. Start hvdrun once, in a script of flux batch or a shell of flux "
-            "alloc; or start the training script itself with flux run."
+            "alloc; or start the training script itself with flux run.",
+            code="started-by-flux-run",
         )
     source = f"Flux job {job}" if job else "the Flux instance"
     program = shutil.which("flux", path=environ.get("PATH", os.defpath))
     if program is None:
-        raise LaunchError("FLUX_URI is set, but flux is not on PATH. Add it to PATH, or name the hosts with -H.")
+        raise LaunchError(
+            "FLUX_URI is set, but flux is not on PATH. Add it to PATH, or name the hosts with -H.", code="flux-missing"
+        )
     words = ("job", "info", job, "R") if job else ("resource", "R")
     result = run_program([program, *words], environ=environ, timeout_s=_FLUX_TIMEOUT_S)
     command = f"flux {' '.join(words)}"
     if result.status != 0:
         raise LaunchError(
-            f"{command}: {result.ending}: {result.output.strip()[-300:]}. Check FLUX_URI, or name the hosts with -H."
+            f"{command}: {result.ending}: {result.output.strip()[-300:]}. Check FLUX_URI, or name the hosts with -H.",
+            code="flux-failed",
         )
     try:
         hosts = parse_resources(result.stdout)
     except ValueError as problem:
-        raise LaunchError(f"{command}: {problem}. Name the hosts with -H.") from None
+        raise LaunchError(f"{command}: {problem}. Name the hosts with -H.", code="flux-output") from None
     counted = "GPU" if any("gpu" in children for _, children in _list_children(json.loads(result.stdout))) else "core"
     note = f"{source}: a host has a slot for each {counted}. Set another number of ranks with --slots-per-host."
     return FoundHosts(hosts, source, slots_note=note, more="request more with flux alloc or flux batch (-N, -n, -c)")
@@ -96,14 +101,11 @@ def _list_children(resources: Any) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 def parse_idset(text: str) -> list[int]:
     """Parse numbers and ranges like 0-3,7 (Flux RFC 22); brackets may stand around them. Raises ValueError."""
-    numbers: list[int] = []
-    for part in filter(None, text.removeprefix("[").removesuffix("]").split(",")):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if last < first or last - first >= MOST_HOSTS:
-            raise ValueError(f"{text[:100]!r} is not a list of numbers like 0-3,7")
-        numbers += range(first, last + 1)
-    return numbers
+    inside = text.removeprefix("[").removesuffix("]").strip(",")
+    try:
+        return read_ranges(inside, MOST_HOSTS) if inside else []
+    except ValueError:
+        raise ValueError(f"{text[:100]!r} is not a list of numbers like 0-3,7") from None
 
 
 def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
@@ -117,7 +119,8 @@ def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
     if node != "0":
         raise LaunchError(
             f"HTCondor has started this on each of {nodes} nodes, and this is node {node}. Start hvdrun on node 0 "
-            "only, as openmpiscript does with mpirun."
+            "only, as openmpiscript does with mpirun.",
+            code="htcondor-not-first-node",
         )
     path = environ.get("CONDOR_CONTACT_FILE") or f"{environ.get('_CONDOR_SCRATCH_DIR', '.')}/contact"
     try:
@@ -125,7 +128,8 @@ def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
     except (OSError, ValueError) as problem:  # ValueError: a null byte in the name
         raise LaunchError(
             f"HTCondor's contact file {path!r} cannot be read: {problem}. Source sshd.sh of HTCondor's libexec "
-            "before hvdrun, or name the hosts with -H."
+            "before hvdrun, or name the hosts with -H.",
+            code="htcondor-contact-file",
         ) from None
     return FoundHosts(hosts, f"HTCondor's {path}", more="request more with machine_count")
 
@@ -139,9 +143,11 @@ def _parse_contacts(text: str, path: str) -> tuple[Host, ...]:
                 raise ValueError(f"{line[:100]!r} does not begin with the number of a node and its host")
             hosts[int(words[0])] = Host(check_name(words[1]))
         except ValueError as problem:
-            raise LaunchError(f"{path}:{number}: {problem}. Name the hosts with -H.") from None
+            raise LaunchError(f"{path}:{number}: {problem}. Name the hosts with -H.", code="htcondor-contact") from None
     if not hosts:
-        raise LaunchError(f"{path} is empty: no sshd of HTCondor has started. Name the hosts with -H.")
+        raise LaunchError(
+            f"{path} is empty: no sshd of HTCondor has started. Name the hosts with -H.", code="htcondor-no-contacts"
+        )
     return merge_hosts(hosts[node] for node in sorted(hosts))
 
 
@@ -197,7 +203,7 @@ def _read_slurm(environ: Mapping[str, str]) -> FoundHosts | None:
         hosts = merge_hosts(_read_slurm_hosts(environ, step))
     except ValueError as problem:
         raise LaunchError(
-            f"{source}: {problem}. Name the hosts with -H or --hostfile, or correct the variable."
+            f"{source}: {problem}. Name the hosts with -H or --hostfile, or correct the variable.", code="slurm-hosts"
         ) from None
     requested = step or "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     note = (
@@ -256,7 +262,8 @@ def _refuse_copies(environ: Mapping[str, str]) -> None:
     if tasks != "1" and "SLURM_PTY_PORT" not in environ:
         raise LaunchError(
             f"srun started hvdrun {tasks} times. Start hvdrun once, without srun, in the batch script or under salloc; "
-            "or start the training script itself with srun."
+            "or start the training script itself with srun.",
+            code="started-by-srun",
         )
 
 
@@ -281,7 +288,8 @@ def _read_sge(environ: Mapping[str, str]) -> FoundHosts | None:
     number = environ.get("NHOSTS", "")
     if is_slots(number) and int(number) != len(found.hosts):
         raise LaunchError(
-            f"{source}: NHOSTS={number}, but its PE_HOSTFILE has {len(found.hosts)} hosts. Name the hosts with -H."
+            f"{source}: NHOSTS={number}, but its PE_HOSTFILE has {len(found.hosts)} hosts. Name the hosts with -H.",
+            code="sge-hosts-differ",
         )
     return replace(found, source=source, more="request more with qsub -pe")
 
@@ -296,7 +304,8 @@ def _read_lsf(environ: Mapping[str, str]) -> FoundHosts | None:
         found = replace(find_hostfile(environ["LSB_DJOB_HOSTFILE"], "lsf"), source=source, more=_LSF_MORE)
     if found is None:
         raise LaunchError(
-            f"{source}: none of LSB_MCPU_HOSTS, LSB_HOSTS and LSB_DJOB_HOSTFILE is set. Name the hosts with -H."
+            f"{source}: none of LSB_MCPU_HOSTS, LSB_HOSTS and LSB_DJOB_HOSTFILE is set. Name the hosts with -H.",
+            code="lsf-no-hosts",
         )
     # On systems like Summit the list begins with the host of the batch script, with one slot and without GPUs.
     first, rest = found.hosts[0], found.hosts[1:]
@@ -313,7 +322,9 @@ def _read_lsf_variables(environ: Mapping[str, str], source: str) -> FoundHosts |
             try:
                 hosts = count_repeats(parse(environ[name]))
             except ValueError as problem:
-                raise LaunchError(f"{source}: {name}: {problem}. Name the hosts with -H or --hostfile.") from None
+                raise LaunchError(
+                    f"{source}: {name}: {problem}. Name the hosts with -H or --hostfile.", code="lsf-hosts"
+                ) from None
             return FoundHosts(settle_slots(hosts, 1), source, more=_LSF_MORE)
     return None
 

@@ -41,7 +41,8 @@ def check_working_directory() -> None:
     except FileNotFoundError:
         raise LaunchError(
             "the working directory has been removed, and the ranks would start in it. Change to another directory and "
-            "start from there."
+            "start from there.",
+            code="working-directory-removed",
         ) from None
 
 
@@ -68,12 +69,17 @@ def check_command(words: Sequence[str], *, module: bool, path: str) -> None:
     try:
         _check_command(words, module=module, path=path)
     except PermissionError as error:
-        raise LaunchError(f"{error.filename} cannot be read: {error.strerror}. Check its owner and mode.") from None
+        raise LaunchError(
+            f"{error.filename} cannot be read: {error.strerror}. Check its owner and mode.", code="command-unreadable"
+        ) from None
 
 
 def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
     if not words[0]:
-        raise LaunchError("the command begins with an empty word. Check the quotes and variables of the command line.")
+        raise LaunchError(
+            "the command begins with an empty word. Check the quotes and variables of the command line.",
+            code="command-empty",
+        )
     if module:
         _check_module(words[0])
         return
@@ -85,7 +91,7 @@ def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
         folder = Path(script).parent
         similar = nearest(Path(script).name, _list(folder, ".py"))
         what = "is a directory, not a script" if Path(script).is_dir() else f"does not exist in {folder.absolute()}"
-        raise LaunchError(f"the script {script} {what}. Check the path.{similar}")
+        raise LaunchError(f"the script {script} {what}. Check the path.{similar}", code="script-missing")
     if script:
         with open(script, "rb"):  # raises PermissionError
             pass
@@ -95,16 +101,28 @@ def _check_program(program: str, path: str) -> None:
     if shutil.which(program, path=path) is not None:
         return
     if Path(program).is_dir():
-        raise LaunchError(f"{program} is a directory, not a program. Check the path.")
+        raise LaunchError(f"{program} is a directory, not a program. Check the path.", code="program-is-directory")
     if os.sep not in program:
         if Path(program).is_file():
-            raise LaunchError(f"{program} is not on PATH. For the file in this directory, write ./{program}.")
+            raise LaunchError(
+                f"{program} is not on PATH. For the file in this directory, write ./{program}.",
+                code="program-in-directory",
+            )
         names = (name for folder in path.split(os.pathsep) for name in _list(Path(folder)))
-        raise LaunchError(f"the program {program} is not on PATH. Check the spelling.{nearest(program, names)}")
+        raise LaunchError(
+            f"the program {program} is not on PATH. Check the spelling.{nearest(program, names)}",
+            code="program-not-on-path",
+        )
     if not Path(program).exists():
         similar = nearest(Path(program).name, _list(Path(program).parent))
-        raise LaunchError(f"the program {program} does not exist (directory: {os.getcwd()}). Check the path.{similar}")
-    raise LaunchError(f"{program} is not executable. Run: chmod +x {program}, or start it with its interpreter.")
+        raise LaunchError(
+            f"the program {program} does not exist (directory: {os.getcwd()}). Check the path.{similar}",
+            code="program-missing",
+        )
+    raise LaunchError(
+        f"{program} is not executable. Run: chmod +x {program}, or start it with its interpreter.",
+        code="program-not-executable",
+    )
 
 
 def _check_module(name: str) -> None:
@@ -124,13 +142,17 @@ def _check_module(name: str) -> None:
             similar = nearest(full, names)
             raise LaunchError(
                 f"the Python module {full} does not exist, neither in {here} nor for {sys.executable}. Check the "
-                f"spelling, or install it.{similar}"
+                f"spelling, or install it.{similar}",
+                code="module-missing",
             )
     assert spec is not None
     if spec.submodule_search_locations is not None:
         folders = list(spec.submodule_search_locations)
         if importlib.machinery.PathFinder.find_spec(f"{name}.__main__", folders) is None:
-            raise LaunchError(f"{name} is a package without __main__.py. Name a module in it: -m {name}.MODULE")
+            raise LaunchError(
+                f"{name} is a package without __main__.py. Name a module in it: -m {name}.MODULE",
+                code="module-without-main",
+            )
 
 
 def _find_top(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -57,7 +57,8 @@ def read_flags(path: str) -> list[str]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise LaunchError(
-            f"--config-file {path} cannot be read: {why}. Check that the path is right and the file is YAML."
+            f"--config-file {path} cannot be read: {why}. Check that the path is right and the file is YAML.",
+            code="config-file-unreadable",
         ) from None
     return write_flags(content if content is not None else {}, path)
 
@@ -65,7 +66,10 @@ def read_flags(path: str) -> list[str]:
 def write_flags(content: Any, path: str) -> list[str]:
     """Return the entries of a configuration as options. path: for messages. Raises LaunchError as `read_flags` does."""
     if not isinstance(content, Mapping):
-        raise LaunchError(f"--config-file {path} has no sections. Write sections, such as params: or timeline:.")
+        raise LaunchError(
+            f"--config-file {path} has no sections. Write sections, such as params: or timeline:.",
+            code="config-file-without-sections",
+        )
     flags: list[str] = []
     problems: list[str] = []
     for section, entries in content.items():
@@ -79,7 +83,7 @@ def write_flags(content: Any, path: str) -> list[str]:
         elif entries is not None or section not in _VALUES:
             problems.append(f"{section!r} is not a section; use controller, {', '.join(_VALUES)}")
     if problems:
-        raise LaunchError(f"--config-file {path}: {'; '.join(problems)}.")
+        raise LaunchError(f"--config-file {path}: {'; '.join(problems)}.", code="config-file-entries")
     return flags
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import shlex
 
-from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.numbers import port
 from hvdkit.launch.cli.parser import Add
 from hvdkit.launch.plan.launcher_choice import LAUNCHERS
@@ -49,34 +45,3 @@ def add_launcher_options(add: Add) -> None:
         "always sent",
     )
     add("--tcp", action="store_true", help="use only TCP between hosts")
-
-
-def choose_launcher(options: argparse.Namespace) -> str:
-    """The launcher that the user requires; "" for none. Raises LaunchError for two different ones."""
-    if options.jsrun and options.launcher not in (None, "jsrun"):
-        raise LaunchError(f"--jsrun contradicts --launcher {options.launcher}. Leave one of them out.")
-    return "jsrun" if options.jsrun else options.launcher or ""
-
-
-def read_ssh_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """Turn -p and -i into options of ssh. Raises LaunchError for a file that ssh or the launcher cannot use."""
-    number, file = options.ssh_port, options.ssh_identity_file
-    if file is not None and not os.path.isfile(file):
-        raise LaunchError(f"--ssh-identity-file {file}: there is no such file. Check the path.")
-    if file is not None and not re.fullmatch(r"[^\s'\"\\\x00-\x1f]+", os.path.abspath(file)):
-        raise LaunchError(
-            f"--ssh-identity-file {file!r} has a space or a quote in its path, which launchers do not pass to ssh "
-            "correctly. Write 'IdentityFile PATH' for these hosts in ~/.ssh/config."
-        )
-    return (
-        *(("-p", str(number)) if number is not None else ()),
-        *(("-i", os.path.abspath(file)) if file is not None else ()),
-    )
-
-
-def split_words(flag: str, text: str | None) -> tuple[str, ...] | None:
-    """Split the value of an option as a shell does; None for None. Raises LaunchError for an open quote."""
-    try:
-        return None if text is None else tuple(shlex.split(text))
-    except ValueError as error:
-        raise LaunchError(f"{flag} {text!r} cannot be split into words: {error}. Close the quote.") from None

@@ -6,6 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
+from hvdkit.ranges import read_ranges
+
 
 def count(text: str) -> int:
     """Read a whole number of at least 1."""
@@ -29,16 +31,10 @@ def ranks_or_word(text: str) -> int | str:
 
 def rank_list(text: str) -> frozenset[int]:
     """Read a list of ranks, as 0,2 or 0-3,8."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or not (last.isdecimal() if dash else not last) or len(part) > 16:
-            raise argparse.ArgumentTypeError(f"{text} is not a list of ranks; write 0,2 or 0-3,8")
-        begin, end = int(first), int(last) if dash else int(first)
-        if end < begin or end - begin > 10**6:
-            raise argparse.ArgumentTypeError(f"{text} has the range {part}; write the smaller rank first")
-        found.update(range(begin, end + 1))
-    return frozenset(found)
+    try:
+        return frozenset(read_ranges(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a list of ranks: {error}; write 0,2 or 0-3,8") from None
 
 
 def port(text: str) -> int:

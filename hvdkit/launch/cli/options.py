@@ -8,11 +8,13 @@ from typing import Any
 
 from hvdkit import __version__
 from hvdkit.config import read_settings
+from hvdkit.errors import LaunchError
 from hvdkit.launch.cli import numbers
 from hvdkit.launch.cli.horovod import add_horovod_flags, read_flags
 from hvdkit.launch.cli.launcher_options import add_launcher_options, add_ssh_flags
 from hvdkit.launch.cli.parser import SHELLS, OptionParser, PrintCompletion, record_settings
 from hvdkit.launch.hostfiles import AUTO, DIALECTS
+from hvdkit.launch.options import OPTIONS, LaunchOptions
 from hvdkit.setting import Setting
 
 _EXAMPLES = """\
@@ -94,10 +96,11 @@ def build_parser(*, everything: bool = False) -> OptionParser:
     return parser
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str]) -> LaunchOptions:
     """Parse hvdrun's arguments; `command` is what follows the options.
 
     The entries of a --config-file come first, so that options on the command line override them.
+    Raises LaunchError for two launchers.
     """
     parser = build_parser()
     words, command = parser.split(arguments)
@@ -111,17 +114,33 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         options.ignored = (*getattr(others, "ignored", ()), *getattr(options, "ignored", ()))
     if not command:
         parser.error("no command was given; write it after the options, as in: hvdrun -np 2 train.py")
-    options.command = command
-    if options.host_discovery_script is not None and options.ranks == "auto":
-        options.ranks = None
-    return options
+    if options.host_discovery_script is not None and options.np == "auto":
+        options.np = None
+    return _make_options(options, command)
+
+
+def _make_options(options: argparse.Namespace, command: Sequence[str]) -> LaunchOptions:
+    if options.jsrun and options.launcher not in (None, "jsrun"):
+        raise LaunchError(
+            f"--jsrun contradicts --launcher {options.launcher}. Leave one of them out.", code="launchers-contradict"
+        )
+    cooldown = options.blacklist_cooldown_range
+    values = {
+        **{name: value for name, value in vars(options).items() if name in OPTIONS},
+        "command": tuple(command),
+        "env": tuple(options.env or ()),
+        "no_forward_env": tuple(options.no_forward_env or ()),
+        "launcher": "jsrun" if options.jsrun else options.launcher or "",
+        "blacklist_cooldown_range": tuple(cooldown) if cooldown is not None else None,
+    }
+    return LaunchOptions(**values)
 
 
 def _add_ranks_and_hosts(parser: OptionParser) -> None:
     _, add = parser.add_group("ranks and hosts")
     add(
         *("-np", "-n"),
-        dest="ranks",
+        dest="np",
         type=numbers.ranks_or_word,
         metavar="N|auto|gpu",
         brief="number of ranks; gpu: one per GPU of this machine",

@@ -214,14 +214,25 @@ class Discovery:
             status, printed = await _run(self._words, self._environ, _SCRIPT_S)
         except (OSError, ValueError) as error:
             raise LaunchError(
-                f"{self._what} cannot be started: {error}. Its first line must name its interpreter, such as #!/bin/sh."
+                f"{self._what} cannot be started: {error}. Its first line must name its interpreter, such as "
+                "#!/bin/sh.",
+                code="discovery-script-not-started",
             ) from None
         if status is None:
-            raise LaunchError(f"{self._what} did not end within {_SCRIPT_S:g} s. It must print the hosts and end.")
+            raise LaunchError(
+                f"{self._what} did not end within {_SCRIPT_S:g} s. It must print the hosts and end.",
+                code="discovery-script-too-slow",
+            )
         if len(printed) > _LONGEST:
-            raise LaunchError(f"--host-discovery-script printed over {_LONGEST} bytes. Print one host:slots per line.")
+            raise LaunchError(
+                f"--host-discovery-script printed over {_LONGEST} bytes. Print one host:slots per line.",
+                code="discovery-script-too-much-output",
+            )
         if status:
-            raise LaunchError(f"{self._what} ended with exit code {status}. Run it by hand to see why.")
+            raise LaunchError(
+                f"{self._what} ended with exit code {status}. Run it by hand to see why.",
+                code="discovery-script-failed",
+            )
         return parse_discovered(printed.decode(errors="replace"), self._what, self._slots)
 
     @property
@@ -235,14 +246,20 @@ def split_script(script: str, path: str) -> tuple[str, ...]:
         words = (script,) if os.path.isfile(script) else tuple(shlex.split(script))
     except ValueError as error:
         raise LaunchError(
-            f"--host-discovery-script {script!r} cannot be split into words: {error}. Check the quotes."
+            f"--host-discovery-script {script!r} cannot be split into words: {error}. Check the quotes.",
+            code="discovery-script-quotes",
         ) from None
     program = words[0] if words else ""
     found = os.path.abspath(program) if os.path.isfile(program) else shutil.which(program, path=path)
     if not found:
-        raise LaunchError(f"--host-discovery-script {script!r}: no such program. Check the path.")
+        raise LaunchError(
+            f"--host-discovery-script {script!r}: no such program. Check the path.", code="discovery-script-missing"
+        )
     if not os.access(found, os.X_OK):
-        raise LaunchError(f"--host-discovery-script {script!r} is not executable. Run: chmod +x {shlex.quote(program)}")
+        raise LaunchError(
+            f"--host-discovery-script {script!r} is not executable. Run: chmod +x {shlex.quote(program)}",
+            code="discovery-script-not-executable",
+        )
     return found, *words[1:]
 
 
@@ -259,7 +276,10 @@ def parse_discovered(text: str, what: str, slots: int | None) -> tuple[Host, ...
         problems.append("a host has no number of slots: print host:slots, or give --slots-per-host")
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise LaunchError(f"{what} printed lines that cannot be used: {'; '.join(problems[:_SHOWN])}{more}.")
+        raise LaunchError(
+            f"{what} printed lines that cannot be used: {'; '.join(problems[:_SHOWN])}{more}.",
+            code="discovery-script-output",
+        )
     return hosts
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvdkit.config import Config, read_config
@@ -13,6 +11,8 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.elastic.restart_policy import RestartPolicy, choose_ranks
 from hvdkit.launch.hostfiles import FoundHosts
 from hvdkit.launch.launchers import job_ssh_options
+from hvdkit.launch.options import LaunchOptions
+from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 
@@ -24,7 +24,7 @@ _WAIT_S = 600.0
 _SHORTEST_S, _LONGEST_S = 1, 3600
 
 
-def plan_elastic(options: argparse.Namespace, config: Config, ranks: int) -> dict[str, str]:
+def plan_elastic(options: LaunchOptions, config: Config, ranks: int) -> dict[str, str]:
     """The settings of the ranks of an elastic job; {} for another job. Raises LaunchError for contradictions."""
     given = (options.host_discovery_script, options.blacklist_cooldown_range, options.reset_limit)
     asked = any(one is not None for one in (*given, options.elastic_timeout))
@@ -32,28 +32,32 @@ def plan_elastic(options: argparse.Namespace, config: Config, ranks: int) -> dic
         return {}
     if config.min_np > ranks:
         raise LaunchError(
-            f"--min-np {config.min_np} exceeds the {ranks} ranks of the job (-np). Lower it, or start more ranks."
+            f"--min-np {config.min_np} exceeds the {ranks} ranks of the job (-np). Lower it, or start more ranks.",
+            code="min-np-too-large",
         )
     if config.max_np and config.max_np < ranks:
         raise LaunchError(
-            f"--max-np {config.max_np} is less than the {ranks} ranks of the job (-np). Raise it, or start fewer ranks."
+            f"--max-np {config.max_np} is less than the {ranks} ranks of the job (-np). Raise it, or start fewer "
+            "ranks.",
+            code="max-np-too-small",
         )
     if options.blacklist_cooldown_range is not None:
         shortest, longest = options.blacklist_cooldown_range
         if not _SHORTEST_S <= shortest <= longest <= _LONGEST_S:
             raise LaunchError(
                 f"--blacklist-cooldown-range {shortest:g} {longest:g} is not a range of seconds. Give the shortest "
-                f"time, then the longest, from {_SHORTEST_S} to {_LONGEST_S}."
+                f"time, then the longest, from {_SHORTEST_S} to {_LONGEST_S}.",
+                code="cooldown-range",
             )
     return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
 
 
 def describe_restarts(job: Job, choice: LauncherChoice) -> str:
     """Why hvdrun starts the job again when a rank dies, as a sentence; "" if ranks continue, or it does not."""
-    if not job.elastic:
+    if job.elasticity is Elasticity.OFF:
         return ""
     mpi, config = choice.mpi, job.config
-    if config.elastic_restarts:
+    if job.elasticity is Elasticity.RESTART:
         why = "when a rank dies"
     elif choice.launcher in ("srun", "jsrun"):
         why = f"ranks that {choice.launcher} has started cannot continue when one dies"
@@ -67,32 +71,31 @@ def describe_restarts(job: Job, choice: LauncherChoice) -> str:
         if config.elastic_checkpoints
         else " (which hvd.checkpoint saves; for elastic.run add --elastic-checkpoints DIR)"
     )
-    if config.elastic_restarts:
+    if job.elasticity is Elasticity.RESTART:
         return f"{why} hvdrun starts the job again from its last checkpoint{where}."
     return f"{why}: hvdrun starts the job again from its last checkpoint instead{where}."
 
 
-def restart_instead(job: Job, why: str = "") -> Job:
-    """The same job, whose ranks do not continue when others die. why: for the user."""
-    variables = {**job.variables, "HVDKIT_ELASTIC_RESTARTS": "1"}
-    return replace(job, elastic=False, variables=variables, notes=(*job.notes, *([why] if why else [])))
-
-
-def find_discovered(options: argparse.Namespace, environ: Mapping[str, str], note: Callable[[str], None]) -> FoundHosts:
+def find_discovered(options: LaunchOptions, environ: Mapping[str, str], note: Callable[[str], None]) -> FoundHosts:
     """The hosts that the script reports, once they have the slots that are needed, and the number of ranks on them.
 
     note: writes a line while it waits.
     Raises LaunchError if the script fails, or there are too few slots for too long.
     """
+    script = options.host_discovery_script
+    assert script is not None
     if options.hosts is not None or options.hostfile is not None:
-        raise LaunchError("--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.")
+        raise LaunchError(
+            "--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.",
+            code="hosts-given-twice",
+        )
     import asyncio  # slow to load, as host_pool is with it, and hvdrun --help gets here
 
     from hvdkit.launch.elastic.host_pool import Discovery, count_slots, wait_for_slots
 
-    discovery = Discovery(options.host_discovery_script, options.slots_per_host, environ)
+    discovery = Discovery(script, options.slots_per_host, environ)
     config = read_config({**environ, **options.settings})
-    policy = plan_restart_policy(options, config, options.ranks or config.min_np or 1, _UNLIMITED)
+    policy = plan_restart_policy(options, config, _number(options.np) or config.min_np or 1, _UNLIMITED)
     found = asyncio.run(
         wait_for_slots(
             discovery.find_hosts,
@@ -100,26 +103,27 @@ def find_discovered(options: argparse.Namespace, environ: Mapping[str, str], not
             min_ranks=policy.min_ranks,
             wait_s=policy.wait_s,
             say=note,
-            needed_by="-np" if options.ranks else "--min-np",
+            needed_by="-np" if options.np else "--min-np",
         )
     )
     if found is None:
         raise LaunchError(
             f"--host-discovery-script {options.host_discovery_script}: it did not report "
             f"{policy.min_ranks} slot{'s' * (policy.min_ranks != 1)} within {policy.wait_s:g} s. "
-            "Check its output, or raise --elastic-timeout."
+            "Check its output, or raise --elastic-timeout.",
+            code="discovery-too-few-slots",
         )
     hosts, ranks = found
     return FoundHosts(hosts, f"--host-discovery-script {options.host_discovery_script}", ranks=ranks)
 
 
 def plan_restart_policy(
-    options: argparse.Namespace, config: Config, min_ranks: int, max_ranks: int, *, ranks_survive: bool = False
+    options: LaunchOptions, config: Config, min_ranks: int, max_ranks: int, *, ranks_survive: bool = False
 ) -> RestartPolicy:
     """On which conditions a job is started again. max_ranks: without a script that finds hosts."""
     discovers = options.host_discovery_script is not None
     if discovers:
-        max_ranks = max(min_ranks, config.max_np or options.ranks or _UNLIMITED)
+        max_ranks = max(min_ranks, config.max_np or _number(options.np) or _UNLIMITED)
     return RestartPolicy(
         min_ranks,
         max_ranks,
@@ -132,7 +136,7 @@ def plan_restart_policy(
 
 
 def plan_host_pool(
-    options: argparse.Namespace, environ: Mapping[str, str], job: Job, ssh: bool, say: Callable[[str], None]
+    options: LaunchOptions, environ: Mapping[str, str], job: Job, ssh: bool, say: Callable[[str], None]
 ) -> HostPool:
     """The hosts on which a job is started again. ssh: ranks are started over it. say: prints a line."""
     from hvdkit.launch.elastic.host_pool import Blacklist, Discovery, HostPool, probe_over_ssh
@@ -152,3 +156,8 @@ def starts_over_ssh(choice: LauncherChoice, scheduler: str, environ: Mapping[str
     own = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_plm_(ssh|rsh)_agent|HYDRA_LAUNCHER.*", name)]
     by_mpi = choice.launcher in ("mpirun", "mpiexec") and choice.mpi is not None and choice.mpi.kind != "pals"
     return not own and (choice.launcher == "ssh" or (by_mpi and not scheduler))
+
+
+def _number(np: int | str | None) -> int:
+    """The number of ranks of -np; 0 where it is a word or not given."""
+    return np if isinstance(np, int) else 0

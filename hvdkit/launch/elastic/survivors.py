@@ -9,6 +9,7 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.keepalive import disable_session_timeouts
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.ranks import Phase, Ranks, count_ranks, describe_loss, name_rank
+from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.registration import StartOrders
 from hvdkit.launcher_channel import FAILED, LOST
@@ -31,8 +32,8 @@ class Survivors:
         say: Callable[[str], None],
     ) -> None:
         self._ranks, self._control, self._plan, self._say = ranks, control, plan, say
-        self._min_ranks = max(1, job.config.min_np) if job.elastic else 0  # 0: the job ends with any rank
-        self.hang_timeout_s = job.config.elastic_patience_s if job.config.elastic else 0.0
+        self._min_ranks = max(1, job.config.min_np) if job.survives else 0  # 0: the job ends with any rank
+        self.hang_timeout_s = job.config.elastic_patience_s if job.elasticity is not Elasticity.OFF else 0.0
         self.too_few = self.cut_off = False
         self._keepalive_problem = ""
 

@@ -270,7 +270,8 @@ def find_dialect(name: str) -> Dialect:
         return DIALECTS[_SYNONYMS.get(word, word)]
     except KeyError:
         raise LaunchError(
-            f"Unknown hostfile format {name!r}. Use auto or one of {', '.join(sorted(DIALECTS))}."
+            f"Unknown hostfile format {name!r}. Use auto or one of {', '.join(sorted(DIALECTS))}.",
+            code="hostfile-format-unknown",
         ) from None
 
 
@@ -281,7 +282,10 @@ def convert(hosts: Sequence[Host], dialect: Dialect) -> tuple[str, tuple[str, ..
     """
     problems = _find_problems(hosts, dialect)
     if problems:
-        raise LaunchError(f"These hosts cannot be written in the format of {dialect.title}: {'; '.join(problems)}.")
+        raise LaunchError(
+            f"These hosts cannot be written in the format of {dialect.title}: {'; '.join(problems)}.",
+            code="hosts-not-in-format",
+        )
     notes = []
     limited = [host.name for host in hosts if host.max_slots is not None]
     if limited and "max_slots" not in dialect.carries:

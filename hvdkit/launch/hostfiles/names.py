@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from hvdkit.ranges import split_range
+
 
 @dataclass(frozen=True)
 class Host:
@@ -94,7 +96,6 @@ def format_hosts(hosts: Iterable[Host], most: int = 6) -> str:
 #: More hosts than Slurm can have in a job: a limit for ranges with a typing error.
 MOST_HOSTS = 65536
 
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.ASCII | re.DOTALL)
 
 
@@ -150,10 +151,10 @@ def fold(names: Iterable[str]) -> str:
 
 def _expand_range(inside: str, text: str) -> Iterator[str]:
     for item in inside.split(","):
-        found = _RANGE.fullmatch(item)
-        if found is None:
-            raise ValueError(f"{item!r} in {text!r} is not a number or a range of numbers like 001-004")
-        first, last = found[1], found[2] or found[1]
+        try:
+            first, last = split_range(item)
+        except ValueError:
+            raise ValueError(f"{item!r} in {text!r} is not a number or a range of numbers like 001-004") from None
         if int(last) < int(first):
             raise ValueError(f"the range {item} in {text!r} is descending. Write {last}-{first}")
         if last.startswith("0") and len(last) > len(first):

@@ -25,7 +25,7 @@ def parse_host_list(text: str, default_slots: int | None = 1) -> tuple[Host, ...
     reading = read_lines(parts, parse_numbered, lambda hosts: merge_hosts(settle_slots(hosts, default_slots)))
     if reading.problems:
         problems = "; ".join(problem for _, problem in reading.problems)
-        raise LaunchError(f"-H {text!r}: {problems}. Write it like -H node1:4,node2:4.")
+        raise LaunchError(f"-H {text!r}: {problems}. Write it like -H node1:4,node2:4.", code="hosts-invalid")
     return reading.hosts
 
 

@@ -112,7 +112,8 @@ class MetricsServer:
         except OSError as error:
             raise LaunchError(
                 f"--metrics-port {port}: hvdrun cannot listen there: {error.strerror}. Choose another port, or 0 for "
-                "any that is free."
+                "any that is free.",
+                code="metrics-port-in-use",
             ) from None
         self._accept_loop = AcceptLoop(self._serve, _MOST, _BACKLOG, limit=_LONGEST)
         self._accept_loop.listen([listener])

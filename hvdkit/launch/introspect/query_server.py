@@ -118,5 +118,6 @@ def _connect(folder: str, query: Mapping[str, Any]) -> Iterator[tuple[socket.soc
                 yield connection, lines
     except (OSError, ValueError) as error:
         raise LaunchError(
-            f"hvdrun does not answer at {path}: {error}. Check that its process is running and not stopped."
+            f"hvdrun does not answer at {path}: {error}. Check that its process is running and not stopped.",
+            code="job-does-not-answer",
         ) from None

@@ -83,7 +83,8 @@ def read_answer(answer: Mapping[str, Any]) -> list[ProcessStack]:
         parsed = {int(rank): None if one is None else parse_processes(one) for rank, one in ranks.items()}
     except ValueError as error:
         raise LaunchError(
-            f"hvdrun is of another version of hvdkit than this command: {error}. Use the hvdkit that runs the job."
+            f"hvdrun is of another version of hvdkit than this command: {error}. Use the hvdkit that runs the job.",
+            code="job-of-another-version",
         ) from None
     found = []
     for rank, processes in sorted(parsed.items(), key=lambda item: item[0]):

@@ -179,8 +179,13 @@ def _bind(addresses: Sequence[str]) -> list[socket.socket]:
     except OSError as error:
         if error.errno in _NOT_OWN:
             return [_bind_all()]
-        raise LaunchError(f"Cannot listen at {', '.join(addresses)}: {os.strerror(error.errno or 0)}.") from None
-    raise LaunchError(f"Cannot listen at {', '.join(addresses)}: {_PORTS_TRIED} ports were each in use at one of them.")
+        raise LaunchError(
+            f"Cannot listen at {', '.join(addresses)}: {os.strerror(error.errno or 0)}.", code="address-not-usable"
+        ) from None
+    raise LaunchError(
+        f"Cannot listen at {', '.join(addresses)}: {_PORTS_TRIED} ports were each in use at one of them.",
+        code="no-port-free",
+    )
 
 
 def _bind_one(address: str, port: int) -> socket.socket:

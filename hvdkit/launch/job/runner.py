@@ -63,7 +63,7 @@ class Runner:
         self._interruption = interruption
         self.ranks = Ranks(job.ranks)
         self._build = build
-        self._control = ControlServer(self.ranks, self._write, elastic=job.elastic, stdin=stdin)
+        self._control = ControlServer(self.ranks, self._write, elastic=job.survives, stdin=stdin)
         self._changed = self._control.changed
         self._queries = QueryServer(self._describe, self._control.take_stacks)
         self._metrics = MetricsServer(self.ranks, self._describe)
@@ -139,7 +139,7 @@ class Runner:
             status,
             launcher=self._launcher,
             advice=advise(self.job.ranks, local=self.job.local, files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-            elastic=self.job.elastic and self.ranks.size > 1 and self.job.config.engine != "horovod",
+            elastic=self.job.survives and self.ranks.size > 1 and self.job.config.engine != "horovod",
             interrupted=self._interruption.number,
             refused=self._refused,
             late_s=self.job.start_timeout_s if self._late else 0.0,
@@ -174,7 +174,8 @@ class Runner:
             reaper.dismiss()
             raise LaunchError(
                 f"{launch.argv[0]} cannot be started: {error.strerror}. Run its command line by hand: hvdrun --dry-run "
-                "prints it."
+                "prints it.",
+                code="launcher-not-started",
             ) from None
         reaper.watch(process.pid)
         self._session = process.pid

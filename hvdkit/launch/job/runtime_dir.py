@@ -49,7 +49,8 @@ class RuntimeDirectory:
         raise LaunchError(
             "No folder can be made for the files and sockets of running jobs:\n  " + "\n  ".join(problems) + "\n"
             f"Make {' or '.join(PLACES)} a folder that you can write, on a file system of this host that has locks "
-            "(flock), as tmpfs has."
+            "(flock), as tmpfs has.",
+            code="no-runtime-directory",
         )
 
     def _make(self, parent: str, word: str) -> str:
@@ -131,7 +132,8 @@ def _check(path: str) -> None:
         cure = "Remove it." if found.st_uid == os.getuid() else "The administrator can remove it."
         raise LaunchError(
             f"it must be a folder that only you can open, and it is {stat.filemode(found.st_mode)} of user "
-            f"{_name_user(found.st_uid)}. {cure}"
+            f"{_name_user(found.st_uid)}. {cure}",
+            code="runtime-directory-unsafe",
         )
 
 

@@ -85,7 +85,8 @@ def withhold(environ: Mapping[str, str], patterns: Sequence[str]) -> dict[str, s
             raise LaunchError(
                 f"--no-forward-env {pattern}: {', '.join(sorted(matches))} cannot be withheld, because ranks or the "
                 "launcher require it. Variables of this host, such as SSH_AUTH_SOCK, are not sent to other hosts. "
-                "Remove the option, or unset the variable."
+                "Remove the option, or unset the variable.",
+                code="variable-required",
             )
     return {
         name: value
@@ -226,8 +227,12 @@ def _refuse_contradictions(planned: Mapping[int, Mapping[str, str]], environ: Ma
         raise LaunchError(
             f"Variables of the environment contradict this job of {ranks}; the job's values are in brackets: "
             f"{', '.join(wrong.values())}. Scripts for torchrun, Keras, JAX or Horovod would wait for ranks that do "
-            f"not exist. Run: unset {' '.join(wrong)}"
+            f"not exist. Run: unset {' '.join(wrong)}",
+            code="environment-contradicts",
         )
     port = environ.get("MASTER_PORT")
     if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
-        raise LaunchError(f"MASTER_PORT={port} is no port; set one from 1 to 65535, or run: unset MASTER_PORT")
+        raise LaunchError(
+            f"MASTER_PORT={port} is no port; set one from 1 to 65535, or run: unset MASTER_PORT",
+            code="master-port-invalid",
+        )

@@ -11,6 +11,7 @@ from pathlib import Path
 from hvdkit.config import Config, read_config
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import Host
+from hvdkit.launch.plan.elasticity import Elasticity
 
 AGENT = str(Path(__file__).parents[1] / "agent")
 
@@ -32,7 +33,7 @@ class Job:
     own_gpus: what asks for one GPU a rank; "" to warn of ranks that share one, None to allow it.
     networks: interfaces or subnets for traffic between hosts; () to choose.
     tcp: use only TCP between hosts.
-    elastic: ranks continue when others die.
+    elasticity: what happens when ranks are lost.
     directory: of this job alone, on this host, for the launcher's files; "" before the job runs.
     addresses: of this host, as other hosts reach it; () if all ranks are on this host.
     logs: the folder of the ranks' logs, for messages. verbose: report every start, show the launcher's output at once.
@@ -59,7 +60,7 @@ class Job:
     own_gpus: str | None = ""
     networks: tuple[str, ...] = ()
     tcp: bool = False
-    elastic: bool = False
+    elasticity: Elasticity = Elasticity.OFF
     directory: str = ""
     addresses: tuple[str, ...] = ()
     logs: str = ""
@@ -68,6 +69,11 @@ class Job:
     save_timeout_s: float = 25.0
     metrics_port: int | None = None
     rank_variables: bool = True
+
+    @property
+    def survives(self) -> bool:
+        """Do ranks continue when others die?"""
+        return self.elasticity is Elasticity.SURVIVE
 
     @property
     def agent_command(self) -> list[str]:
@@ -111,15 +117,18 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     total = total_slots(hosts, cores) if hosts else None
     if ranks is None:
         if total is None:
-            raise LaunchError("The number of ranks is missing. Set it with -np, like: hvdrun -np 2 train.py")
+            raise LaunchError(
+                "The number of ranks is missing. Set it with -np, like: hvdrun -np 2 train.py", code="np-missing"
+            )
         return total
     if ranks < 1:
-        raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.")
+        raise LaunchError(f"-np {ranks} is not a number of ranks; it must be 1 or more.", code="np-invalid")
     if total is not None and ranks > total:
         places = ", ".join(f"{host.name}:{host.slots or cores[host.name]}" for host in hosts)
         raise LaunchError(
             f"-np {ranks} is more than the {total} slot{'s' * (total != 1)} of {places}. "
-            f"Request {total} rank{'s' * (total != 1)}, or {more or 'give the hosts more slots, as in node1:4'}."
+            f"Request {total} rank{'s' * (total != 1)}, or {more or 'give the hosts more slots, as in node1:4'}.",
+            code="not-enough-slots",
         )
     return ranks
 

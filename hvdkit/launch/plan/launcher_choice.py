@@ -127,7 +127,9 @@ class LauncherChoice:
     def own_mpi(self) -> Mpi:
         """The MPI whose launcher starts the ranks, with that program. Raises LaunchError if there is none."""
         if self.mpi is None:
-            raise LaunchError(f"{self.launcher} was chosen without an MPI. This is a bug in hvdkit.")
+            raise LaunchError(
+                f"{self.launcher} was chosen without an MPI. This is a bug in hvdkit.", code="bug-launcher-without-mpi"
+            )
         return replace(self.mpi, mpirun=self.program) if self.program else self.mpi
 
 
@@ -149,7 +151,7 @@ def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherC
         return _choose_mpirun(environment, _explain_mpirun(environment, environment.mpi))
     if environment.scheduler == "slurm" and "srun" in environment.programs:
         return _choose_srun(environment, "srun: this is a Slurm job, and there is no mpirun")
-    raise LaunchError(environment.no_mpi)
+    raise LaunchError(environment.no_mpi, code="mpi-missing")
 
 
 def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
@@ -189,9 +191,9 @@ def _choose_mpis_own(environment: LauncherEnvironment, wish: str) -> LauncherCho
     """Choose a launcher that belongs to the MPI. wish: mpirun, mpiexec or ssh."""
     mpi = environment.mpi
     if mpi is None:
-        raise LaunchError(environment.no_mpi)
+        raise LaunchError(environment.no_mpi, code="mpi-missing")
     if mpi.kind == "pals" and wish in _WITHOUT_PALS:
-        raise LaunchError(f"--launcher {wish}: {_WITHOUT_PALS[wish]}")
+        raise LaunchError(f"--launcher {wish}: {_WITHOUT_PALS[wish]}", code="launcher-not-of-pals")
     if wish == "mpirun":
         return _choose_mpirun(environment, "--launcher mpirun")
     program = environment.programs.get("mpiexec", "") if wish == "mpiexec" else ""
@@ -201,18 +203,21 @@ def _choose_mpis_own(environment: LauncherEnvironment, wish: str) -> LauncherCho
 def _choose_srun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
     if "srun" not in environment.programs:
         raise LaunchError(
-            "--launcher srun: there is no srun on PATH. Load the site's Slurm module, or use --launcher ssh."
+            "--launcher srun: there is no srun on PATH. Load the site's Slurm module, or use --launcher ssh.",
+            code="srun-missing",
         )
     if environment.scheduler != "slurm":
         raise LaunchError(
             "--launcher srun: this is not a Slurm job, and srun would wait in the queue for one. Get a job with "
-            "salloc, sbatch or hvdkit submit; or use --launcher ssh."
+            "salloc, sbatch or hvdkit submit; or use --launcher ssh.",
+            code="not-a-slurm-job",
         )
     mpi = environment.mpi
     if mpi is not None and mpi.kind == "intel_mpi" and not environment.pmi_library:
         raise LaunchError(
             "--launcher srun: without Slurm's PMI library each rank of Intel MPI would train alone. Set "
-            "I_MPI_PMI_LIBRARY to the site's libpmi2.so, or remove --launcher."
+            "I_MPI_PMI_LIBRARY to the site's libpmi2.so, or remove --launcher.",
+            code="srun-pmi-library",
         )
     pmi = _choose_pmi(environment)
     return LauncherChoice("srun", f"{reason}; ranks connect by {pmi}", environment.programs["srun"], mpi, pmi)
@@ -231,22 +236,25 @@ def _choose_pmi(environment: LauncherEnvironment) -> str:
     elif len(set(supported) & set(offered)) > 1:
         raise LaunchError(
             f"srun offers {', '.join(offered)}. Without an mpirun on PATH hvdrun cannot determine which of them the "
-            "MPI of this environment supports. Set SLURM_MPI_TYPE=pmix (Open MPI) or pmi2 (MPICH, Intel MPI)."
+            "MPI of this environment supports. Set SLURM_MPI_TYPE=pmix (Open MPI) or pmi2 (MPICH, Intel MPI).",
+            code="srun-plugin-unknown",
         )
     for pmi in supported:
         if pmi in offered:
             return pmi
     raise LaunchError(
         f"this site's srun offers {', '.join(offered) or 'no PMI'}, and {name} supports {' or '.join(supported)}: each "
-        "rank would train alone. Remove --launcher, or use an MPI that fits (see srun --mpi=list)."
+        "rank would train alone. Remove --launcher, or use an MPI that fits (see srun --mpi=list).",
+        code="srun-plugin-missing",
     )
 
 
 def _choose_jsrun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
     if "jsrun" not in environment.programs:
-        raise LaunchError("--launcher jsrun: there is no jsrun on PATH. Remove --launcher.")
+        raise LaunchError("--launcher jsrun: there is no jsrun on PATH. Remove --launcher.", code="jsrun-missing")
     if environment.scheduler != "lsf":
         raise LaunchError(
-            "--launcher jsrun: this is not an LSF job. Get one with bsub or hvdkit submit; or use --launcher ssh."
+            "--launcher jsrun: this is not an LSF job. Get one with bsub or hvdkit submit; or use --launcher ssh.",
+            code="not-an-lsf-job",
         )
     return LauncherChoice("jsrun", reason, environment.programs["jsrun"], environment.mpi)

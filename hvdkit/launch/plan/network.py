@@ -159,7 +159,8 @@ def parse_wish(text: str) -> tuple[str, ...]:
     if wrong:
         raise LaunchError(
             f"--network-interfaces {text!r}: {', '.join(map(repr, wrong))} is neither an interface's name nor "
-            "a subnet. Write it like --network-interfaces eth0,ib0 or --network-interfaces 10.0.0.0/24."
+            "a subnet. Write it like --network-interfaces eth0,ib0 or --network-interfaces 10.0.0.0/24.",
+            code="network-invalid",
         )
     return parts
 
@@ -189,7 +190,8 @@ def _choose_wished(hosts: Mapping[str, HostInterfaces], wish: Sequence[str]) -> 
     if problems:
         raise LaunchError(
             f"--network-interfaces {','.join(wish)} matches no interface of some hosts: {'; '.join(problems)}. Name "
-            "one interface for each host, or a subnet that they share."
+            "one interface for each host, or a subnet that they share.",
+            code="network-missing",
         )
     shown = "; ".join(f"{host}: {', '.join(map(str, interfaces))}" for host, interfaces in chosen.items())
     return NetworkChoice(chosen, f"ranks on different hosts communicate over --network-interfaces ({shown})")

@@ -138,7 +138,7 @@ def plan_start_orders(
         else:
             numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
     planned_hosts = job.planned  # where replacements may start
-    slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.elastic and host.slots}
+    slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.survives and host.slots}
     orders: dict[int, dict[str, Any]] = {
         rank: {
             "window": window if rank == 0 else None,
@@ -156,7 +156,10 @@ def plan_start_orders(
     }
     unplanned = find_unplanned(name for order in orders.values() for name in order["variables"])
     if unplanned:
-        raise LaunchError(f"{', '.join(unplanned)} would be refused by the agents: agent/wire.py has to list them.")
+        raise LaunchError(
+            f"{', '.join(unplanned)} would be refused by the agents: agent/wire.py has to list them.",
+            code="bug-start-orders",
+        )
     return StartOrders(orders, why)
 
 

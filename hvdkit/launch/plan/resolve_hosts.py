@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
+from hvdkit.launch.agent.host_info import allowed_cpus
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import SCHEDULERS
 from hvdkit.launch.hostfiles import AUTO, FoundHosts, Host, find_hostfile, parse_host_list
-from hvdkit.launch.plan.network import is_inside, matches, parse_interfaces
+from hvdkit.launch.plan.network import InterfaceAddress, is_inside, matches
 from hvdkit.launch.process import run_program
 
 
@@ -27,11 +27,16 @@ def find_hosts(
     Raises LaunchError; HostfileError for a file.
     """
     if hosts is not None and hostfile is not None:
-        raise LaunchError("-H and --hostfile cannot be used together. Remove one of them.")
+        raise LaunchError("-H and --hostfile cannot be used together. Remove one of them.", code="hosts-given-twice")
     if slots is not None and slots < 1:
-        raise LaunchError(f"--slots-per-host {slots} is not a number of slots; it must be 1 or more.")
+        raise LaunchError(
+            f"--slots-per-host {slots} is not a number of slots; it must be 1 or more.", code="slots-invalid"
+        )
     if format != AUTO and hostfile is None:
-        raise LaunchError(f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.")
+        raise LaunchError(
+            f"--hostfile-format {format} is given without --hostfile. Add --hostfile FILE, or remove it.",
+            code="hostfile-format-without-file",
+        )
     if hostfile is not None:
         own = (
             each.name for each in SCHEDULERS if (file := environ.get(each.nodefile)) and Path(file) == Path(hostfile)
@@ -80,9 +85,9 @@ def is_own_address(address: str) -> bool:
         return True
 
 
-def describe_unknown(hosts: Iterable[Host]) -> str:
-    """Name the hosts that neither the name service nor ssh's configuration resolves; "" if there are none."""
-    unknown = [host.name for host in hosts if not is_known(host)]
+def describe_unknown(names: Iterable[str]) -> str:
+    """Describe the hosts that neither the name service nor ssh's configuration resolves; "" for none."""
+    unknown = list(names)
     if not unknown:
         return ""
     return (
@@ -106,7 +111,7 @@ def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
     for host in hosts:
         if is_local(host):
             continue
-        for target in resolve(host.name) or resolve(_ssh_settings(host).get("hostname", host.name)):
+        for target in resolve(host.name) or resolve(_ssh_settings(host.login).get("hostname", host.name)):
             own = _address_towards(target)
             if own:
                 addresses[own] = None
@@ -116,21 +121,23 @@ def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
     if not own_addresses:
         raise LaunchError(
             f"This machine ({socket.gethostname()}) has no address that the other hosts can connect to. "
-            "Add one to /etc/hosts or DNS."
+            "Add one to /etc/hosts or DNS.",
+            code="no-own-address",
         )
     return own_addresses
 
 
-def plan_daemon_variables(hosts: Iterable[Host], wish: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def plan_daemon_variables(
+    targets: Sequence[str], interfaces: Sequence[InterfaceAddress], wish: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, str]:
     """Plan Open MPI's parameters that restrict its daemons to the subnets with all other hosts.
 
     By default they try every address, also a container engine's, which on each host belongs to another machine.
     Open MPI 5 ignores a subnet, with a warning, on an interface that has an address of IPv6 too, and ends with SIGSEGV
     where two interfaces are excluded by name: there is no restriction then.
+    targets: an address of each other host, "" where it is unknown. interfaces: of this machine.
     wish: see choose_network. environ: the user's own parameters take precedence.
     """
-    targets = [address for host in hosts if not is_local(host) for address in resolve(host.name)[:1] or ("",)]
-    interfaces = parse_interfaces(read_interfaces())
     own = [each for each in interfaces if ":" not in each.subnet]
     wished = [each for each in own if wish and matches(each, wish)]
     chosen = wished or [each for each in own if all(is_inside(target, each.subnet) for target in targets)]
@@ -153,13 +160,14 @@ def _address_towards(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _ssh_settings(host: Host) -> Mapping[str, str]:
-    result = run_program(["ssh", "-G", "--", host.login], timeout_s=_SSH_TIMEOUT_S)
+@functools.cache
+def _ssh_settings(login: str) -> Mapping[str, str]:
+    result = run_program(["ssh", "-G", "--", login], timeout_s=_SSH_TIMEOUT_S)
     return dict(line.partition(" ")[::2] for line in result.stdout.splitlines())
 
 
 def _ssh_knows(host: Host) -> bool:
-    settings = _ssh_settings(host)
+    settings = _ssh_settings(host.login)
     if {"proxyjump", "proxycommand"} & settings.keys():
         return True  # the jump host resolves the name
     name = settings.get("hostname", host.name)

@@ -120,7 +120,8 @@ def plan_shared_gpus(hosts: int, environ: Mapping[str, str]) -> dict[str, str]:
     if hosts > 1:
         raise LaunchError(
             f"--share-gpus is for tests on one host, and this job has {hosts}: its ranks talk over the loopback "
-            "interface. Leave it out, and give each host as many slots as it has GPUs."
+            "interface. Leave it out, and give each host as many slots as it has GPUs.",
+            code="share-gpus-on-hosts",
         )
     return {name: value for name, value in _SHARED.items() if name not in environ}
 
@@ -177,7 +178,7 @@ def check_gpus(resources: Iterable[tuple[str, HostResources]], asked_by: str | N
     other = "" if asked_by else "; a job on CPUs can hide them: CUDA_VISIBLE_DEVICES=''"
     text = f"{places}. {why}. {cure}; tests of correctness can use --share-gpus{other}."
     if asked_by:
-        raise LaunchError(text)
+        raise LaunchError(text, code="gpus-shared")
     return [text]
 
 
@@ -202,7 +203,8 @@ def choose_ranks(
         names = ", ".join(host.name for host in hosts)
         raise LaunchError(
             f"-np gpu counts the GPUs of this machine only, and the hosts are {names}. Write the number of GPUs of "
-            "each host as its slots, as -H node1:8,node2:8 or --slots-per-host 8, and leave -np out."
+            "each host as its slots, as -H node1:8,node2:8 or --slots-per-host 8, and leave -np out.",
+            code="np-gpu-on-hosts",
         )
     return count_gpus(environ)
 
@@ -219,7 +221,8 @@ def count_gpus(environ: Mapping[str, str], proc: Path = _NVIDIA_DRIVER) -> int:
         limit = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
         raise LaunchError(
             f"-np gpu: this machine has no visible GPU: {seen}; {limit}. Check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-            "give the number of ranks: -np N."
+            "give the number of ranks: -np N.",
+            code="gpu-missing",
         )
     return number
 

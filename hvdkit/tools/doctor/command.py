@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 from hvdkit.launch.cli.launcher_options import add_ssh_flags
 from hvdkit.launch.cli.numbers import count
@@ -69,6 +70,9 @@ def run(options: argparse.Namespace) -> int:
 
         show_settings(as_json=options.json)
         return 0
-    from hvdkit.tools.doctor.evaluate import diagnose  # its imports would slow down every other command
+    # Their imports would slow down every other command.
+    from hvdkit.tools.doctor.evaluate import diagnose
+    from hvdkit.tools.doctor.options import DoctorOptions
 
-    return diagnose(options)
+    names = {each.name for each in fields(DoctorOptions)}
+    return diagnose(DoctorOptions(**{name: value for name, value in vars(options).items() if name in names}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -15,10 +14,10 @@ from rich.console import Console
 
 from hvdkit.config import read_environment
 from hvdkit.launch.allocations.schedulers import find_scheduler
-from hvdkit.launch.cli.launcher_options import read_ssh_options
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.plan.mpi import plan_home
 from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.launch.prepare import read_ssh_options
 from hvdkit.tools.doctor.checks import gpus, machine, mpi, network, software
 from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
 from hvdkit.tools.doctor.collect.host import collect
@@ -27,6 +26,7 @@ from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, exit_code, sort_findings
 from hvdkit.tools.doctor.hosts.session import with_own_folder
 from hvdkit.tools.doctor.hosts.surveyor import Surveyor, time_allreduce
+from hvdkit.tools.doctor.options import DoctorOptions
 from hvdkit.tools.doctor.report import (
     build_document,
     build_survey_document,
@@ -102,7 +102,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
     return list(merged.values())
 
 
-def diagnose(options: argparse.Namespace) -> int:
+def diagnose(options: DoctorOptions) -> int:
     """Examine the hosts that are named or allocated, or this one; returns the exit code."""
     environ = read_environment()
     environ = {**plan_home(environ), **environ}  # as hvdrun does
@@ -118,7 +118,7 @@ def diagnose(options: argparse.Namespace) -> int:
     return _diagnose_this_host(options, job, environ)
 
 
-def _diagnose_this_host(options: argparse.Namespace, job: JobRequest, environ: Mapping[str, str]) -> int:
+def _diagnose_this_host(options: DoctorOptions, job: JobRequest, environ: Mapping[str, str]) -> int:
     with _show_progress(options) as progress:
         progress("collecting facts on this host")
         facts = collect(environ)
@@ -128,16 +128,15 @@ def _diagnose_this_host(options: argparse.Namespace, job: JobRequest, environ: M
     return _print_report(options, findings, lambda console: print_host_tables(facts, console))
 
 
-def _diagnose_hosts(
-    options: argparse.Namespace, hosts: Sequence[Host], job: JobRequest, environ: Mapping[str, str]
-) -> int:
+def _diagnose_hosts(options: DoctorOptions, hosts: Sequence[Host], job: JobRequest, environ: Mapping[str, str]) -> int:
     environ = with_own_folder(environ)
     via = options.via
     if via == "auto":
         named = options.hosts is not None or options.hostfile is not None
         via = "srun" if find_scheduler(environ) == "slurm" and not named else "ssh"
     with _show_progress(options) as progress:
-        survey = asyncio.run(Surveyor(hosts, environ, via, read_ssh_options(options), progress).run())
+        ssh = read_ssh_options(options.ssh_port, options.ssh_identity_file)
+        survey = asyncio.run(Surveyor(hosts, environ, via, ssh, progress).run())
         if not options.no_allreduce and all(host.facts is not None for host in survey.hosts):
             progress("timing an allreduce over all hosts")
             survey = replace(survey, allreduce=time_allreduce(hosts, environ, survey))
@@ -155,7 +154,7 @@ def _print_json(document: dict[str, Any]) -> int:
 
 
 def _print_report(
-    options: argparse.Namespace, findings: Sequence[Finding], print_tables: Callable[[Console], None], summary: str = ""
+    options: DoctorOptions, findings: Sequence[Finding], print_tables: Callable[[Console], None], summary: str = ""
 ) -> int:
     console = Console()
     print_verdict(findings, console, quiet=options.quiet)
@@ -170,7 +169,7 @@ def _print_report(
 
 
 @contextlib.contextmanager
-def _show_progress(options: argparse.Namespace) -> Iterator[Callable[[str], object]]:
+def _show_progress(options: DoctorOptions) -> Iterator[Callable[[str], object]]:
     """Show on a terminal what is being done."""
     console = Console(stderr=True)
     if options.json or options.quiet or not console.is_terminal:

@@ -1,0 +1,57 @@
+"""What a job depends on besides its options: this machine, its hosts and their programs, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hvdkit.errors import LaunchError
+from hvdkit.launch.hostfiles import FoundHosts, Host
+from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
+from hvdkit.launch.plan.network import InterfaceAddress
+
+
+@dataclass(frozen=True)
+class KnownHost:
+    """local: it is this machine. known: the name service or ssh resolves it. address: the first one; "" for none."""
+
+    local: bool
+    known: bool = True
+    address: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """See `prepare`, which collects them.
+
+    environ: hvdrun's variables. found: the hosts to run on. hosts: facts of each, by its login. cores: of this machine.
+    requested_ranks: of -np; None for one on each slot. command: of the ranks. command_problem: why it cannot be
+    started; None if it can. home: see `plan_home`. ssh_options: the user's own. interfaces: of this machine, where
+    hosts are remote. seed: for --wrap. directory: the working directory. root: this is its process. python: see Job.
+    launchers: what can start ranks; None where only a Job is planned.
+    """
+
+    environ: Mapping[str, str]
+    found: FoundHosts
+    hosts: Mapping[str, KnownHost] = field(default_factory=dict)
+    cores: int = 1
+    requested_ranks: int | None = None
+    command: tuple[str, ...] = ()
+    command_problem: LaunchError | None = None
+    home: Mapping[str, str] = field(default_factory=dict)
+    ssh_options: tuple[str, ...] = ()
+    interfaces: tuple[InterfaceAddress, ...] = ()
+    seed: str = ""
+    directory: str = "/"
+    root: bool = False
+    python: str = "python3"
+    launchers: LauncherEnvironment | None = None
+
+    def of(self, host: Host) -> KnownHost:
+        """Return the facts of a host."""
+        return self.hosts[host.login]
+
+    @property
+    def local(self) -> bool:
+        """Are all hosts this machine?"""
+        return all(self.of(host).local for host in self.found.hosts)
