@@ -62,7 +62,7 @@ class GradientSync:
         self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
         self.strategy = strategy
         self.gradient_hook: TensorHook | None = None
-        #: Makes of a closure's loss what is averaged, where a rank's rows weigh as much as their number (hvdrun --wrap).
+        #: Makes of a closure's loss what is averaged, where it weighs as much as this rank has rows (hvdrun --wrap).
         self.weigh_loss: Callable[[Any], Any] | None = None
         self.process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
