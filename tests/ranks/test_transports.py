@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bucket_checks import BUCKET_CHECKS
 from message_checks import MESSAGE_CHECKS
+from naive import random_numbers_as_naive
 from openers import OPENERS
 from phase_checks import PHASE_CHECKS
 from ranks import run_ranks
@@ -12,7 +13,13 @@ from transport_checks import CHECKS
 
 pytestmark = pytest.mark.ranks
 
-ALL_CHECKS = {**CHECKS, **MESSAGE_CHECKS, **BUCKET_CHECKS, **PHASE_CHECKS}
+ALL_CHECKS = {
+    **CHECKS,
+    **MESSAGE_CHECKS,
+    **BUCKET_CHECKS,
+    **PHASE_CHECKS,
+    "random_numbers_as_naive": random_numbers_as_naive,
+}
 SIZES = (1, 2, 3, 4)
 
 
