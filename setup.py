@@ -1,4 +1,4 @@
-"""Builds in a folder that is removed afterwards, and puts the examples into the package; setup.cfg says the rest.
+"""Builds in a folder that is removed afterwards; puts examples and pages into the package; setup.cfg says the rest.
 
 setuptools would keep build/ in the tree, and put files from there that are gone since into the next wheel.
 """
@@ -12,18 +12,22 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 
-class BuildWithExamples(build_py):
-    """examples/*.py become data of the package, hvdkit/examples/; an editable install finds them in the checkout."""
+class BuildWithData(build_py):
+    """Examples and pages become data of the package; an editable install finds them in the checkout."""
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            folder = Path(self.build_lib) / "hvdkit" / "examples"
-            folder.mkdir(parents=True, exist_ok=True)
-            for script in Path(__file__).parent.glob("examples/*.py"):
-                shutil.copyfile(script, folder / script.name)
+        if self.editable_mode:
+            return
+        root, package = Path(__file__).parent, Path(self.build_lib) / "hvdkit"
+        copies = {script: package / "examples" / script.name for script in root.glob("examples/*.py")}
+        for page in root.glob("docs/**/*.md"):
+            copies[page] = package / "documents" / page.relative_to(root / "docs")
+        for source, target in copies.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
 
 
 folder = tempfile.mkdtemp(prefix="hvdkit-build-")
 atexit.register(shutil.rmtree, folder, ignore_errors=True)
-setup(options={"build": {"build_base": folder}}, cmdclass={"build_py": BuildWithExamples})
+setup(options={"build": {"build_base": folder}}, cmdclass={"build_py": BuildWithData})

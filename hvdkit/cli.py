@@ -37,6 +37,7 @@ _GROUPS = {
     },
     "installation and scripts": {
         "examples": "hvdkit.tools.examples",
+        "docs": "hvdkit.tools.docs",
     },
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
@@ -91,9 +92,7 @@ class TopParser(Parser):
         for title, names in groups:
             rows = [f"  {name:{width}}  {summaries[name]}\n" for name in names if name in summaries]
             lines += [f"\n{title}:\n", *rows] if rows else []
-        closing = (
-            "hvdkit COMMAND --help shows the options of a command. Documentation: docs/index.md in a clone of hvdkit."
-        )
+        closing = "hvdkit COMMAND --help shows the options of a command. Documentation: hvdkit docs"
         return "".join([*lines, f"\n{closing}\n"])
 
 

@@ -72,7 +72,7 @@ def test_every_folder_with_code_is_a_package() -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_has_the_examples_and_no_file_that_is_gone(tmp_path: Path) -> None:
+def test_a_wheel_has_examples_and_pages_and_no_file_that_is_gone(tmp_path: Path) -> None:
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     package = tmp_path / "hvdkit"
@@ -81,6 +81,8 @@ def test_a_wheel_has_the_examples_and_no_file_that_is_gone(tmp_path: Path) -> No
     (package / "old.py").touch()
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "first.py").touch()
+    (tmp_path / "docs" / "guides").mkdir(parents=True)
+    (tmp_path / "docs" / "guides" / "first.md").touch()
     build = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
     names = []
     for _ in range(2):
@@ -89,5 +91,6 @@ def test_a_wheel_has_the_examples_and_no_file_that_is_gone(tmp_path: Path) -> No
         names.append(zipfile.ZipFile(wheel).namelist())
         (package / "old.py").unlink(missing_ok=True)
     assert "hvdkit/old.py" in names[0] and "hvdkit/old.py" not in names[1]
-    assert "hvdkit/examples/first.py" in names[1]  # which `hvdkit examples` looks for in the package
+    # Which `hvdkit examples` and `hvdkit docs` look for in the package.
+    assert {"hvdkit/examples/first.py", "hvdkit/documents/guides/first.md"} <= set(names[1])
     assert not (tmp_path / "build").exists()

@@ -30,7 +30,7 @@ The command follows the options. A .py file runs with this Python. Each line of 
 [0 node1] on several hosts. When a rank fails hvdrun ends all ranks. Its exit code is that of the failed rank, 128+n for
 signal n, 130 for Ctrl-C, 2 if the job was not started, 75 if the training was saved and is not finished.
 """
-_PAGE = "hvdrun --help-all prints all options. Documentation: docs/clusters/hvdrun.md in a clone of hvdkit.\n"
+_PAGE = "hvdrun --help-all prints all options. Documentation: hvdkit docs clusters/hvdrun\n"
 
 # The settings of the short help, with their text there.
 _COMMON = {

@@ -42,7 +42,7 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
         console.print(f"    {escape(finding.cure)}", highlight=False, soft_wrap=True)
     if findings and not quiet:
         console.print(
-            "All findings are described in docs/reference/findings.md in a clone of hvdkit.",
+            "All findings are described by `hvdkit docs reference/findings`.",
             highlight=False,
             soft_wrap=True,
         )
