@@ -19,11 +19,11 @@ from hvdkit.launch.cli.options import build_parser
 from hvdkit.launch.cli.own_arguments import hide_values
 from hvdkit.launch.plan.resolve_hosts import find_hosts
 
-_IN_HELP = {"ranks", "hosts", "hostfile", "network_interfaces", "verbose"}
+_IN_HELP = {"np", "hosts", "hostfile", "network_interfaces", "verbose"}
 _NOT_TAKEN = {"help", "help_all", "version", "dry_run", "command", "print_completion"}
 #: Options of hvdrun that choose hosts, and how many ranks they get.
 PLACEMENT = frozenset(
-    {"ranks", "hosts", "hostfile", "hostfile_format", "slots_per_host", "config_file", "host_discovery_script"}
+    {"np", "hosts", "hostfile", "hostfile_format", "slots_per_host", "config_file", "host_discovery_script"}
 )
 _PYTHON_LAUNCHERS = {
     "hvdkit.launch": "hvdrun",
@@ -102,7 +102,7 @@ def plan_hvdrun(hvdrun: Sequence[HvdrunOption], script: Sequence[str], *, ranks:
     """Build the command of hvdrun for a script. ranks: its -np where neither options nor an allocation place ranks."""
     placed = any(option.name in PLACEMENT for option in hvdrun)
     if not placed and find_hosts(None, None, read_environment()) is None:
-        hvdrun = (*hvdrun, HvdrunOption("ranks", ("-np", ranks)))
+        hvdrun = (*hvdrun, HvdrunOption("np", ("-np", ranks)))
     return [sys.executable, "-m", "hvdkit.launch", *(word for option in hvdrun for word in option.words), "--", *script]
 
 
@@ -147,14 +147,14 @@ def split_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> tup
                 f"{rest[0]} of {launcher} cannot be translated, as hvdkit starts these ranks itself. Give the number "
                 f"of ranks and the script in place of {launcher}: -np N -- python train.py."
             )
-        ranks = (HvdrunOption("ranks", ("-np", value if equals else rest[1])),)
+        ranks = (HvdrunOption("np", ("-np", value if equals else rest[1])),)
         rest = rest[1 if equals else 2 :]
     return ranks, [sys.executable, *rest] if rest and rest[0].endswith(".py") else rest
 
 
 def read_ranks(hvdrun: Sequence[HvdrunOption]) -> int:
     """Read the number of ranks from hvdrun's options; 0 if they give none, or a word."""
-    numbers = [option.words[-1].rpartition("=")[2] for option in hvdrun if option.name == "ranks"]
+    numbers = [option.words[-1].rpartition("=")[2] for option in hvdrun if option.name == "np"]
     return int(numbers[-1]) if numbers and numbers[-1].isdecimal() else 0
 
 

@@ -12,7 +12,7 @@ from hvdkit.tools import training_command
 from hvdkit.tools.training_command import HvdrunOption, find_launcher, plan_command, split_command
 
 HVDRUN = [sys.executable, "-m", "hvdkit.launch"]
-TWO = HvdrunOption("ranks", ("-np", "2"))
+TWO = HvdrunOption("np", ("-np", "2"))
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from hvdkit.tools.compare.verdict import judge, print_verdict, show_json
 from hvdkit.tools.training_command import PLACEMENT, HvdrunOption, read_ranks, split_command
 
 _TAIL = 15  # lines of a run that failed
-_ONE_RANK = (HvdrunOption("ranks", ("-np", "1", "-H", "localhost:1")),)
+_ONE_RANK = (HvdrunOption("np", ("-np", "1", "-H", "localhost:1")),)
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def plan_runs(options: argparse.Namespace) -> Plan:
         raise CompareError("No script was given. Example: hvdkit compare -np 2 -- python train.py")
     placed = [option.name for option in hvdrun if option.name in PLACEMENT]
     ranks = read_ranks(hvdrun) if placed else 2
-    shared = any(name != "ranks" for name in placed) or not ranks  # -np auto may use the hosts of an allocation
+    shared = any(name != "np" for name in placed) or not ranks  # -np auto may use the hosts of an allocation
     if ranks == 1:
         raise CompareError("-np is 1. The comparison with one rank needs 2 ranks or more.")
     if not shared:
         hvdrun = (
-            HvdrunOption("ranks", ("-np", str(ranks), "-H", f"localhost:{ranks}")),
-            *(option for option in hvdrun if option.name != "ranks"),
+            HvdrunOption("np", ("-np", str(ranks), "-H", f"localhost:{ranks}")),
+            *(option for option in hvdrun if option.name != "np"),
         )
     return Plan(tuple(script), hvdrun, ranks, shared, options.steps, options.lr == "script", options.timeout)
 
