@@ -290,7 +290,7 @@ def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: boo
         nonlocal looked
         looked += 1
         if looked == 1:
-            _stop(rank_0)
+            rank_0.send_signal(signal.SIGSTOP)
         elif looked > 3 and watched:
             raise RankLostError("rank 0 is lost")
 
@@ -302,7 +302,7 @@ def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: boo
         launcher_store = LocalRendezvousStore()
         launcher_store.put("test", json.dumps(info).encode())
         if not joined:
-            _stop(rank_0)
+            rank_0.send_signal(signal.SIGSTOP)
         before = watch_waits(look)
         try:
             with pytest.raises(
@@ -337,7 +337,7 @@ def test_a_store_of_the_launchers_kind_whose_process_is_stopped_is_not_waited_fo
         store, _ = open_rendezvous_store(place, 1)
         store.put("key", b"value")
         assert store.get("key") == b"value" and store.get("other") is None
-        _stop(server)
+        server.send_signal(signal.SIGSTOP)
         before = watch_waits(raise_loss)
         try:
             with pytest.raises(RankLostError, match="rank 0 is lost"):
@@ -345,12 +345,6 @@ def test_a_store_of_the_launchers_kind_whose_process_is_stopped_is_not_waited_fo
         finally:
             watch_waits(before)
             server.kill()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a child; returns when all its threads are stopped."""
-    process.send_signal(signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
 
 
 def raise_loss() -> None:
@@ -377,7 +371,7 @@ def test_a_process_whose_store_was_silent_ends_without_a_signal() -> None:
     with subprocess.Popen([sys.executable, "-c", _SERVE], **pipes) as rank_0:
         assert rank_0.stdout is not None
         port = rank_0.stdout.readline().strip()
-        _stop(rank_0)
+        rank_0.send_signal(signal.SIGSTOP)
         with subprocess.Popen([sys.executable, "-c", _LEAVES, port], **pipes) as rank:
             assert rank.stdin is not None and rank.stdout is not None
             assert "Rank 0 does not answer" in rank.stdout.readline()
