@@ -265,7 +265,7 @@ class BalancedDataset(keras.utils.PyDataset):
 
 
 def _sync_of(optimizer: Any) -> GradientSync:
-    """What drives the optimizer's strategy. Raises TypeError or ValueError for one that takes no GradientHook."""
+    """The optimizer's GradientSync. Raises TypeError or ValueError for an optimizer that takes no GradientHook."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner, Distributed):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""What a job depends on besides its options: this machine, its hosts and their programs, as data."""
+"""The facts that a plan depends on besides the options: this machine, the hosts and their programs, as data."""
 
 from __future__ import annotations
 

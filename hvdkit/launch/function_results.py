@@ -1,4 +1,4 @@
-"""What ranks leave of a function in a folder, and what follows for who has started them."""
+"""The results that ranks write into a folder, and the values or exceptions that launch() makes of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result_name(host: str, process: int, start: int) -> str:
 
 
 class Result(NamedTuple):
-    """What a rank has left.
+    """The result that a rank has written.
 
     seconds: when, by the clock of its host. outcome: a FunctionOutcome, pickled. start: of the job, from 1.
     """
@@ -52,7 +52,7 @@ class Result(NamedTuple):
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read what the ranks have left, by rank."""
+    """Read the results that the ranks have written, by rank."""
     results = [pickle.loads(file.read_bytes()) for file in folder.glob(f"{_RESULT}*.pickle")]
     return sorted(results, key=lambda result: result.rank)
 

@@ -30,7 +30,7 @@ def facts(*hosts: Host, unknown: str = "", mpi: Mpi = OPEN_MPI_5) -> Facts:
         requested_ranks=None if hosts else 2,
         command=("true",),
         seed="7",
-        directory="/work",
+        directory="/data",
         launchers=LauncherEnvironment(mpi=mpi, local=not hosts, named_hosts=bool(hosts)),
     )
 
@@ -47,7 +47,7 @@ def test_the_same_options_and_facts_give_the_same_job() -> None:
     assert job == plan_job(options, facts())
     assert (job.ranks, job.command, job.local, job.elasticity) == (2, ("true",), True, Elasticity.OFF)
     assert job.variables["HVDKIT_WRAP_SEED"] == "7"
-    assert job.variables["HVDKIT_OUTPUT_DIRECTORY"] == "/work/logs"
+    assert job.variables["HVDKIT_OUTPUT_DIRECTORY"] == "/data/logs"
 
 
 def test_an_unknown_host_is_an_error_and_in_a_dry_run_a_note() -> None:

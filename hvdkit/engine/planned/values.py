@@ -1,4 +1,4 @@
-"""What a TensorSource has, as numpy arrays to compute with: 16-bit numbers in float32."""
+"""The tensors of a TensorSource as numpy arrays; float16 and bfloat16 are converted to float32."""
 
 from __future__ import annotations
 
