@@ -70,7 +70,7 @@ def test_the_short_help_fits_on_a_screen_and_the_long_one_has_every_option(monke
     monkeypatch.setenv("COLUMNS", "80")
     short, everything = build_parser().format_help(), build_parser(everything=True).format_help()
     assert len(short.splitlines()) <= 60
-    assert "Documentation: docs/" in short and "Documentation: docs/" in everything
+    assert "hvdkit docs clusters/hvdrun" in short and "hvdkit docs clusters/hvdrun" in everything
     words = set(everything.replace(",", " ").split())
     hidden = {"-hostfile", "--num-proc", "--np", "--network-interface", "--blacklist-cooldown"}
     refused = {name for flag in (*horovod.FLAGS, *horovod.OTHERS) if flag.refused for name in flag.names}
