@@ -19,7 +19,7 @@ from hvdkit.engine.api import (
     gather_bytes,
 )
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.polling import Backoff
+from hvdkit.transport.polling import Backoff, check_refused
 from hvdkit_horovod.operations import Running, collect, start_operation
 from hvdkit_horovod.transport import HorovodTransport
 
@@ -86,6 +86,7 @@ class HorovodEngine(Engine):
             raise HorovodInternalError(f"The ranks called different operations as {name}: {differences}.")
 
     def wait(self, operation: Operation) -> None:
+        check_refused()
         backoff = Backoff()
         while not (operation.done or self._take(operation)):
             backoff.pause()
@@ -112,6 +113,7 @@ class HorovodEngine(Engine):
 
         Horovod's own: of the set of all ranks, for allreduces and barriers. In other sets it is nothing.
         """
+        self._check_open()
         operation = Running(JOIN, JOINING, ())
         if self.transport.process_set.process_set_id:
             operation.done = True
@@ -121,6 +123,7 @@ class HorovodEngine(Engine):
         return operation
 
     def _check_open(self) -> None:
+        check_refused()
         if self._closed:
             raise HorovodInternalError(SHUT_DOWN)
 
