@@ -67,17 +67,17 @@ def find_last(results: Sequence[Result]) -> list[Result]:
 def give_results(results: Sequence[Result], ranks: int, status: int, folder: object) -> list[Any]:
     """Return what each rank returned, by rank.
 
-    results: of the ranks that have left one. status: exit code of hvdrun. folder: of the results. Raises as run().
+    results: of the ranks that have left one. status: exit code of hvdrun. folder: of the results. Raises as launch().
     """
     failed = sorted((result for result in results if result.raised), key=lambda result: result.seconds)
     # Ranks that have waited for the one that failed raise HorovodInternalError, perhaps before it has come to its end.
     for result in sorted(failed, key=lambda result: result.is_internal):
         result.get()
     if status:
-        raise HorovodInternalError(f"The job of run() ended with exit code {status}; its output says why.")
+        raise HorovodInternalError(f"The job ended with exit code {status}; its output says why.")
     missing = sorted(set(range(ranks)) - {result.rank for result in results})
     if missing:
         raise HorovodInternalError(
-            f"Rank {missing[0]} left no result in {folder}. Call run() in a directory that all hosts of the job see."
+            f"Rank {missing[0]} left no result in {folder}. Call run() or launch() in a directory that all hosts of the job see."
         )
     return [result.get() for result in results]

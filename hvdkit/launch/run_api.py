@@ -63,7 +63,7 @@ def launch(
     with RuntimeDirectory("run") as folder:
         status = _run_job(replace(options, command=tuple(target)), Path(folder))
     if status:
-        raise HorovodInternalError(f"The job of launch() ended with exit code {status}; its output says why.")
+        raise HorovodInternalError(f"The job ended with exit code {status}; its output says why.")
     return None
 
 

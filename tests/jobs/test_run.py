@@ -148,7 +148,7 @@ def test_launch_of_a_function_and_of_a_command(tmp_path: Path) -> None:
         "[(30, 0), (30, 1), (30, 2)]",
         "None",
         "FileNotFoundError [Errno 2] of the function True",
-        "HorovodInternalError The job of launch() ended with exit code 3; its output says why. False",
+        "HorovodInternalError The job ended with exit code 3; its output says why. False",
     ], done.stdout + done.stderr
     assert done.stdout.splitlines()[4].startswith("-np 2 is more than the 1 slot of localhost:1."), done.stderr
 

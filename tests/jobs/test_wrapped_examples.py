@@ -10,6 +10,7 @@ import pytest
 from gallery import EXAMPLES, REACHED, check_reached, start
 from plain_scripts import MARK
 
+pytestmark = pytest.mark.timeout(300)  # beside other tests five trainings in one job take 100 s
 TWINS = sorted(path.name for path in (EXAMPLES / "plain").glob("*.py"))
 
 
@@ -22,7 +23,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("plain")
     scripts = [str(EXAMPLES / "plain" / name) for name in WITH_TORCH]
     done = start(
-        folder, str(Path(__file__).parents[1] / "support" / "plain_scripts.py"), ["-np", "2", "--wrap"], scripts
+        folder, str(Path(__file__).parents[1] / "support" / "plain_scripts.py"), ["-np", "2", "--wrap"], scripts, 250
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[1]" not in done.stdout, "only rank 0 prints"
