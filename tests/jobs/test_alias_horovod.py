@@ -224,7 +224,7 @@ hvd.init()
 assert hvd.__name__ == "hvdkit.torch" and horovod.hvdkit_alias
 assert hvd.allreduce(torch.tensor(float(hvd.rank()))).item() == 0.5
 import hvdkit.engine.runtime as runtime, sys
-real = runtime.runtime("").horovod
+real = runtime.runtime("").provider.binding
 assert type(real.basics).__module__.startswith("horovod.")
 import horovod.torch.mpi_ops
 assert horovod.torch.mpi_ops.__name__ == "hvdkit.torch.mpi_ops"
