@@ -78,6 +78,7 @@ def give_results(results: Sequence[Result], ranks: int, status: int, folder: obj
     missing = sorted(set(range(ranks)) - {result.rank for result in results})
     if missing:
         raise HorovodInternalError(
-            f"Rank {missing[0]} left no result in {folder}. Call run() or launch() in a directory that all hosts of the job see."
+            f"Rank {missing[0]} left no result in {folder}. Call run() or launch() in a directory that all hosts of "
+            "the job see."
         )
     return [result.get() for result in results]
