@@ -78,6 +78,16 @@ def test_the_short_help_fits_on_a_screen_and_the_long_one_has_every_option(monke
     assert not hidden & words
 
 
+def test_the_long_help_groups_the_settings_by_what_they_are_for() -> None:
+    groups = {
+        group.title: {name for action in group._group_actions for name in action.option_strings}
+        for group in build_parser(everything=True)._action_groups
+    }
+    assert {"--fusion-bytes", "--autotune"} <= groups["tuning"]
+    assert {"--wrap-batch", "--wrap-rate"} <= groups["settings of --wrap"]
+    assert not (groups["tuning"] | groups["settings of --wrap"]) & groups["settings"]
+
+
 def test_the_long_help_shows_choices_variables_and_defaults() -> None:
     text = " ".join(build_parser(everything=True).format_help().split())
     for setting in read_settings({}):
