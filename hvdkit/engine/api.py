@@ -1,41 +1,41 @@
-"""The door of the core: what packages and optional rooms import of the engine and the transport. Read this page first.
+"""The door of the core: packages and optional rooms import engine and transport from here. Read this page first.
 
-Seven names, and what one needs to use them:
+The seven main names:
 
     Engine          performs named operations among the ranks of a group
     Group           ranks that do collectives among themselves: a process set, with its engine and its transport
     Operation       one collective that a rank has requested by name, and waits for
-    Strategy        what is done with the gradients and parameters of one optimizer in each step
+    Strategy        processes the gradients and parameters of one optimizer in each step
     TensorSource    copies tensors of a framework into buckets and out of them, gradients or parameters
     GradientHook    weights gradients, and is called in each step, beside the strategy
     Buffer          flat memory with a dtype, which a transport reads and writes
 
 How they fit together. init() has an EngineProvider connect the ranks, and makes a Group of all of them. An adapter
-(hvdkit.torch, .tensorflow, .keras) turns a tensor into a Buffer and gives it to the Engine of a Group, which announces
+(hvdkit.torch, .tensorflow, .keras) turns a tensor into a Buffer and passes it to the Engine of a Group, which announces
 an Operation to the other ranks; when all have requested it, the Transport of the group performs it. That is the path
-of hvd.allreduce(), and, through collective_step(), of anything that several ranks do together: an action that uses
-the transport, run on all ranks at the same point of the order of operations.
+of hvd.allreduce(). Any other collective action takes the same path through collective_step(): a function that uses the
+transport runs on all ranks at the same position in the order of operations.
 
 Gradients of an optimizer do not take this path in each step. The adapter describes the parameters once (Parameters:
-a TensorSpec of each, a TensorSource of the gradients, one of the values) and attaches a Strategy to them. In each
-step it calls arrived(), before_step() and after_step(). The strategy AllReduce cuts the tensors into buckets (a Plan),
-has the source fill them, reduces them with the transport and has the source drain them.
+a TensorSpec of each, a TensorSource of the gradients and another of the values) and attaches a Strategy to them. In
+each step it calls arrived(), before_step() and after_step(). The strategy AllReduce divides the tensors into buckets (a
+Plan), has the source fill them, reduces them with the transport and has the source drain them.
 
 To add
-  a strategy   subclass Strategy and override the calls that it needs; engine/strategy.py says when each comes and
-               which are collective. ParameterValues and FlatValues give a source's tensors as numpy arrays,
-               ArrayAverage averages arrays in the background, check_tensors() compares what all ranks must have
-               alike. A strategy that uses no more serves every framework, as strategy= of the wrapped optimizer.
-               See hvdkit/strategies.
+  a strategy   subclass Strategy and override the calls that it needs; engine/strategy.py documents when each is called
+               and which are collective. ParameterValues and FlatValues give a source's tensors as numpy arrays,
+               ArrayAverage averages arrays in the background, check_tensors() checks that the tensors of all ranks
+               match. A strategy that uses nothing else works with every framework, as strategy= of the wrapped
+               optimizer. See hvdkit/strategies.
   an engine    subclass EngineProvider (connects the ranks, opens the Engine of a group) and Engine (submit, do, wait,
                join, leave, close), in a package with an entry point of the group `hvdkit.engines`. See
                packages/horovod.
-  a hook       any object with begin_step() and reduced(), passed to set_gradient_hook() of what drives the strategy.
+  a hook       any object with begin_step() and reduced(), passed to set_gradient_hook() of the strategy's driver.
                See hvdkit/keras/balanced_dataset.py.
   a source     an adapter's: fill(), drain() and on_plan(). See hvdkit/torch/source.py, engine/planned/arrays.py.
 
-Who stands above the adapters imports them by their `__all__`; tests/repo/test_package_imports.py holds both rules, and
-lists what still goes past this door.
+Code above the adapters imports only names in their `__all__`. tests/repo/test_package_imports.py enforces both rules,
+and lists the imports that still bypass this door.
 """
 
 from hvdkit.engine.allreduce import AllReduce

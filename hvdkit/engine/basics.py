@@ -21,11 +21,15 @@ from hvdkit.world import World, read_world
 
 @dataclass(frozen=True)
 class Framework:
-    """What an adapter says of its framework, and the adapter's calls that follow from it.
+    """A framework as its adapter describes it, with the adapter's calls that depend on it.
 
-    name: whose Horovod's core is to be loaded, "" for none in particular. label: for describe(), with its version.
-    arithmetic: makes what adds and casts 16-bit numbers fastest, None for numpy. count_threads: that compute in a rank.
-    cuda, rocm: what the framework was built for. nccl: the version that reduces tensors of GPUs, None until one does.
+    name: of the framework whose build of Horovod's core is loaded; "" for none in particular.
+    label: name and version of the framework, for describe().
+    arithmetic: makes the fastest Arithmetic for adding and casting 16-bit numbers, or returns None for numpy's.
+    count_threads: returns the number of threads that compute in a rank.
+    cuda: Was the framework built for CUDA?
+    rocm: Was it built for ROCm?
+    nccl: returns the version of NCCL that reduces GPU tensors; None until NCCL has reduced one.
     """
 
     name: str
@@ -49,11 +53,11 @@ class Framework:
         others must start MPI. In a list of communicators, the first is the world and the others are process sets.
         process_sets: ProcessSets, lists of ranks or communicators to add at the start, each once. "dynamic", which
         Horovod needs for process sets that are added later, is accepted and not needed.
-        settings: fields of hvdkit.Config, for example transport="mpi". They take precedence over environment variables;
-        None is as no argument.
+        settings: fields of hvdkit.Config, for example transport="mpi". They take precedence over environment variables.
+        The value None is the same as leaving the argument out.
         Raises WorldError if the launcher and MPI disagree about the number of ranks, ConfigError for an invalid setting
         or a comm that cannot be a world, TypeError for an unknown setting, ValueError for an invalid process set: the
-        world is there then, without the process sets of this call, and init() may be called again with others.
+        world is initialized then, without the process sets of this call, and init() may be called again with others.
         """
         sets = () if process_sets is None or isinstance(process_sets, str) else tuple(process_sets)
         if isinstance(comm, Sequence) and any(is_communicator(ranks) for ranks in comm):
@@ -77,7 +81,7 @@ class Framework:
         """Describe the job in one line: ranks, hosts, transport and threads. Collective; the same text on every rank.
 
         Example: "4 ranks on 2 hosts (node1: 2, node2: 2), hierarchical transport, torch 2.13.0, 1 thread per rank".
-        Once tensors of GPUs have been reduced by NCCL, its version too.
+        After NCCL has reduced GPU tensors, the line also contains NCCL's version.
         Raises NotInitializedError before init().
         """
         runtime = engine.runtime("describe()")
@@ -105,7 +109,7 @@ class Framework:
         return self.cuda
 
     def rocm_built(self) -> bool:
-        """Was the framework built for ROCm? As cuda_built(); in torch, ROCm tensors are called cuda tensors."""
+        """Was the framework built for ROCm? Like cuda_built(); in torch, ROCm tensors are called cuda tensors."""
         return self.rocm
 
 
@@ -168,7 +172,7 @@ def _known(value: int | None) -> int:
 
 
 def join_ranks() -> int:
-    """Do what join() of an adapter does. Returns the rank that joined last.
+    """Perform an adapter's join(). Returns the rank that joined last.
 
     Raises ConfigError with check_replicas, because the parameters of joined ranks differ, and ValueError where an
     optimizer's strategy needs every rank in its steps.
@@ -179,7 +183,7 @@ def join_ranks() -> int:
             f"join() lets ranks take different numbers of steps, but check_replicas={current.config.check_replicas} "
             "compares their parameters step by step. Set check_replicas=0, or do not call join()."
         )
-    # This rank has no more work in any of the sets, and takes part in the others' until all of their ranks have joined.
+    # This rank has no more work in any set. In each set it takes part in the others' work until all ranks have joined.
     engines = current.sets.engines()
     for reason in itertools.chain.from_iterable(each.joining.refusals.values() for each in engines):
         raise ValueError(f"hvd.join() was called on rank {current.world.rank}. {reason}")
@@ -243,7 +247,7 @@ get_process_sets = _get_process_set_ids_and_ranks = get_process_set_ids_and_rank
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Start to write a Chrome trace of all named operations, on rank 0. View it in ui.perfetto.dev.
 
-    mark_cycles: as in Horovod; without effect on the native engine, which has no cycles.
+    mark_cycles: as in Horovod; has no effect on the native engine, which has no cycles.
     Raises OSError if the file cannot be written, ValueError if a timeline is already being written. Horovod's core
     writes its own timeline, and only if HOROVOD_TIMELINE=DYNAMIC was set before init(); otherwise it raises ValueError.
     """
@@ -253,7 +257,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Stop the trace of start_timeline(), if there is one. Raises NotInitializedError before init()."""
+    """Stop the trace that start_timeline() began, if any. Raises NotInitializedError before init()."""
     current = engine.runtime("stop_timeline()")
     current.provider.stop_timeline()
     current.timeline.stop()

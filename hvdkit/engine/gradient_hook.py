@@ -1,4 +1,4 @@
-"""The interface of an object that takes part in each step of an optimizer, beside its strategy."""
+"""The interface of an object that is called in each step of an optimizer, besides its strategy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from hvdkit.engine.named.operation import Action
 
-#: Reads the seconds of a step, and may wait for a GPU.
+#: Returns the seconds that a step took; may wait for a GPU.
 Seconds = Callable[[], float]
 
 
@@ -22,13 +22,14 @@ class GradientHook(Protocol):
     """Weights the gradients of an optimizer, and is called in each of its steps; set by set_gradient_hook()."""
 
     def begin_step(self) -> float:
-        """Gradients of a step are there. Returns what this rank's are multiplied with before they are reduced.
+        """Return the factor by which this rank's gradients are multiplied before their reduction.
 
-        May be called several times in a step.
+        Called when the gradients of a step are complete; may be called several times in a step.
         """
 
     def reduced(self, caller: CollectiveCaller, seconds: Seconds | None) -> None:
-        """The gradients of a step are reduced; may be collective.
+        """Called after the gradients of a step are reduced; may be collective.
 
-        seconds: that this rank computed since the last call, without waits for other ranks; None if not measured.
+        seconds: returns this rank's compute time since the last call, without waits for other ranks; None if not
+        measured.
         """

@@ -1,9 +1,9 @@
 """Process sets: groups of ranks that do collectives among themselves, also at the same time as other groups.
 
-A group costs next to nothing until its first operation or plan: two transports that have taken nothing yet (see
-Transport.split). The first operation opens the group's engine on this rank, with a thread and what its messages take.
-No rank waits for the others there, so ranks may use groups for the first time in any order and from any thread:
-`_opening` is held while the engine is made, which waits for nobody. process_sets.py has those of a world.
+A group costs next to nothing until its first operation or plan: it holds two transports that have allocated nothing yet
+(see Transport.split). The first operation opens the group's engine on this rank, with a thread and memory for messages.
+Opening does not wait for other ranks, so ranks may use groups for the first time in any order and from any thread. The
+lock `_opening` is held while the engine is made. process_sets.py holds the process sets of a world.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ OpenEngine = Callable[[Transport, Sequence[int]], Engine]
 class Group:
     """The ranks of a process set, as this process sees them.
 
-    ranks: numbers in the world. this_rank: this process's number in the world. transport, spare: see Transport.split;
-    None outside of the group. The first is for plans of gradients, the second for the engine alone. open_engine: makes
-    the engine of a group from a transport and ranks.
+    ranks: the group's ranks, as numbers in the world.
+    this_rank: this process's number in the world.
+    transport: for plans of gradients, see Transport.split; None outside the group.
+    spare: a second transport, for the engine alone; None outside the group.
+    open_engine: makes the engine of a group from a transport and ranks.
     """
 
     def __init__(
@@ -45,18 +47,18 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks in the group."""
         return len(self.ranks)
 
     @property
     def transport(self) -> Transport:
-        """For plans of gradients, and for who asks for this process's rank."""
+        """The transport for plans of gradients; it also has this process's rank in the group."""
         assert self._transport is not None, "ProcessSet.group() refuses ranks outside of the group"
         return self._transport
 
     @property
     def engine(self) -> Engine:
-        """For named operations; opened when it is asked for the first time."""
+        """The engine for named operations; opened at the first use."""
         return self._engine or self._open()
 
     def _open(self) -> Engine:
@@ -72,21 +74,22 @@ class Group:
         return self._engine is not None
 
     def leave(self, why: str) -> None:
-        """Tell the other ranks that this one takes no further part; not collective. why: follows its name."""
+        """Notify the other ranks that this rank has stopped; not collective. why: follows its name in messages."""
         if self._engine is not None:
             self._engine.leave(why)
 
     def leave_transports(self) -> None:
-        """Tell those that wait in a transport that this rank takes no further part; not collective."""
+        """Notify the ranks that wait in a transport that this rank has stopped; not collective."""
         for transport in (self._transport, self._spare):
             if transport is not None:
                 transport.leave()
 
     def close(self, why: str, *, idle: bool, keep: Transport | None = None) -> bool:
-        """Give everything back; collective among its ranks. why: follows this rank's name for those that still wait.
+        """Close the engine and the transports; collective among its ranks. Returns whether the ranks were in step.
 
-        idle: see Transport.close; False as well where some ranks have used the group, and others have not. keep: a
-        transport that stays. Returns whether the ranks were in step.
+        why: follows this rank's name in the errors of ranks that still wait.
+        idle: see Transport.close; also False if some ranks have used the group and others have not.
+        keep: a transport that stays open.
         """
         if self._engine is not None:
             idle = idle and not self._engine.stopped
@@ -110,10 +113,10 @@ class ProcessSet:
 
     #: Number of the set; None before it is added and after it is removed. 0 is the set of all ranks.
     process_set_id: int | None = None
-    #: Numbers in the world; None for a communicator's, and for all ranks, before they are known.
+    #: Numbers in the world; None before the set is added, if it is of all ranks or made from a communicator.
     ranks: list[int] | None = None
-    #: The communicator that it was made from, the user's own, for mpi4py beside hvdkit; None if it was from ranks.
-    #: Of the set of all ranks the one that init() was given.
+    #: The user's communicator that the set was made from, for use with mpi4py; None if it was made from ranks. The set
+    #: of all ranks has the communicator that was passed to init().
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Sequence[int] | Any | None) -> None:
@@ -128,7 +131,7 @@ class ProcessSet:
                     f"ProcessSet({ranks_or_comm!r}): pass a list of ranks or an mpi4py communicator."
                 ) from None
         self._group: Group | None = None
-        self._siblings: Sequence[ProcessSet] = ()  # made by one call: of communicators those of the other ranks too
+        self._siblings: Sequence[ProcessSet] = ()  # sets of the same call; with communicators, also other ranks' sets
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -163,9 +166,9 @@ class ProcessSet:
         return self._known().included
 
     def group(self, call: str) -> Group:
-        """What its ranks share. call: the user's, for messages.
+        """Return the Group of its ranks. call: the user's, for messages.
 
-        Raises NotInitializedError before init(), ValueError for a set that is not known or without this process.
+        Raises NotInitializedError before init(), ValueError if the set is not added or does not contain this process.
         """
         group = self._group
         if group is None or not group.included:
@@ -186,7 +189,7 @@ global_process_set = ProcessSet(None)
 
 
 def group_of(process_set: Any, call: str) -> Group:
-    """As process_set.group(call). Raises TypeError for anything but a ProcessSet, such as a list of ranks."""
+    """Return process_set.group(call). Raises TypeError for anything but a ProcessSet, such as a list of ranks."""
     if not isinstance(process_set, ProcessSet):
         check_process_set(process_set, call)
     group: Group = process_set.group(call)

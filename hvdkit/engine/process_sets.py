@@ -1,7 +1,7 @@
-"""The process sets that are known in a world: added, split, removed and closed by all ranks together.
+"""The process sets of a world: added, split, removed and closed by all ranks together.
 
-Locks: the table changes in steps of the world's engine only, which come in one order on all ranks, and one after
-another.
+Locks: none. The table changes only in collective steps of the world's engine, which run one after another and in the
+same order on all ranks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ _END_S = 2.0  # for the threads of all engines, on a busy machine
 
 
 class ProcessSets:
-    """The process sets that are known in a world, by number.
+    """The process sets of a world, by number.
 
-    world: all ranks. open_engine: see Group. job_ranks: see World. eager: are engines opened when a set is made, since
-    all ranks have to come to that (Horovod's core)?
+    world: the transport of all ranks.
+    open_engine: see Group.
+    job_ranks: see World.
+    eager: open the engine when a set is made, because opening it is collective over all ranks (Horovod's core).
     """
 
     def __init__(
@@ -38,21 +40,21 @@ class ProcessSets:
 
     @property
     def _engine(self) -> Engine:
-        """Of the set of all ranks, which is the first."""
+        """The engine of the set of all ranks, which is set 0."""
         return self._sets[0]._known().engine
 
     def open_world(self) -> None:
-        """Make the set of all ranks known; collective. It comes before all others, and is open from then on."""
+        """Register the set of all ranks and open its engine; collective. Called before any other set is added."""
         everyone = list(range(self._world.size))
         global_process_set.ranks = None  # an earlier world may have had others
         self._register([global_process_set], [everyone])
         assert global_process_set._known().engine is not None
 
     def add(self, process_set: ProcessSet) -> None:
-        """Make a set known; collective over all ranks, which give the same ranks.
+        """Add a set; collective over all ranks, which pass the same ranks.
 
-        Of communicators, of which each rank gives its own, all sets become known.
-        Raises ValueError for ranks that are not there or come twice, or a set of the same ranks that is known,
+        If the ranks pass sets made from communicators, each its own, the sets of all of them are added.
+        Raises ValueError for ranks that do not exist or occur twice, or if a set of these ranks exists,
         HorovodInternalError if the ranks disagree about it.
         """
         comm = process_set.mpi_comm if process_set is not global_process_set else None
@@ -79,10 +81,10 @@ class ProcessSets:
             raise problem
 
     def split(self, color: int | None, key: int = 0) -> ProcessSet | None:
-        """Make a set of the ranks that give the same color, ordered by key and then by rank; None for a color of None.
+        """Make a set of the ranks that pass the same color, ordered by key and then by rank; None for a color of None.
 
-        Collective over all ranks: one operation, and one call of the transport, makes all of the sets, those of an axis
-        of a mesh say. A set of the same ranks that is known already is taken as it is.
+        Collective over all ranks: one operation, and one call of the transport, makes all of the sets, for example
+        those of an axis of a mesh. A set of the same ranks that exists already is returned.
         """
 
         def change(transport: Transport, _joined: object) -> ProcessSet | None:
@@ -102,7 +104,10 @@ class ProcessSets:
         return own_set
 
     def open_transport(self, what: str) -> Transport:
-        """Another transport of all ranks, which the caller closes; collective. what: it is for, to the other ranks."""
+        """Open another transport of all ranks, which the caller closes; collective.
+
+        what: its purpose, which all ranks must pass alike.
+        """
         opened: Transport = collective_step(self._engine, what, lambda *_: self._world.split([self._all]))
         return opened
 
@@ -125,7 +130,10 @@ class ProcessSets:
                     raise ValueError(f"A process set of ranks {list(ranks)} has been added already: {other!r}.")
 
     def _register(self, sets: Sequence[ProcessSet], groups: Sequence[Sequence[int]]) -> None:
-        """Give disjoint sets numbers, transports and groups; collective over all ranks, in a step or before any."""
+        """Give disjoint sets numbers, transports and groups.
+
+        Collective over all ranks, in a collective step or before the first.
+        """
         some = [list(ranks) for ranks in groups if ranks]
         transport = spare = None
         if some:
@@ -143,9 +151,9 @@ class ProcessSets:
                 assert process_set._group.engine is not None
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """Forget a set; collective over all ranks. False if it is not known, or the set of all ranks.
+        """Remove a set; collective over all ranks. Returns False if it is not added, or is the set of all ranks.
 
-        Of communicators, of which each rank has given its own, all sets are forgotten, as all have become known.
+        For sets made from communicators each rank passes its own, and all sets that were added together are removed.
         Raises HorovodInternalError if the ranks disagree about it.
         """
         if not process_set.process_set_id or process_set._group is None:
@@ -167,13 +175,13 @@ class ProcessSets:
         return True
 
     def _used_by_some(self, transport: Transport) -> set[int]:
-        """Numbers of the sets that some of their ranks have used, and others have not; collective over all ranks."""
+        """Return the numbers of sets that some of their ranks have used and others not; collective over all ranks."""
         sets = {number: each._known() for number, each in self._sets.items()}
         gathered = allgather_object(transport, {number for number, group in sets.items() if group.is_open})
         return {number for number, group in sets.items() if len({number in gathered[rank] for rank in group.ranks}) > 1}
 
     def _find_unequal(self) -> set[int]:
-        """Like _used_by_some() of the world; all sets but that of all ranks if a rank has left and cannot be asked."""
+        """Like _used_by_some(); if a rank has left and cannot reply, all sets except that of all ranks."""
         try:
             found = collective_step(
                 self._engine, "shutdown", lambda transport, _: self._used_by_some(transport), name="sets"
@@ -185,37 +193,37 @@ class ProcessSets:
         return found
 
     def ids_and_ranks(self) -> dict[int, list[int]]:
-        """The ranks of every known set, by number."""
+        """Return the ranks of every set, by number."""
         return {number: list(each._known().ranks) for number, each in self._sets.items()}
 
     def engines(self) -> list[Engine]:
-        """Of the sets that include this process, that of all ranks first; opened if they are not yet."""
+        """Return the engines of the sets that include this process, set 0 first; opens those that are not open."""
         groups = [self._sets[number]._known() for number in sorted(self._sets)]
         return [group.engine for group in groups if group.included]
 
     def leave(self, why: str) -> None:
-        """Tell the other ranks of every set that this one takes no further part; not collective."""
+        """Notify the other ranks of every set that this rank has stopped; not collective. why: see Group.leave()."""
         groups = [each._known() for each in self._sets.values()]
         for group in groups:
             group.leave(why)
-        deadline = time.monotonic() + _END_S  # MPI may be ended soon, and no thread may be in it then
+        deadline = time.monotonic() + _END_S  # MPI may be finalized soon, and no thread may be in a call of it then
         for thread in [group._engine.thread for group in groups if group._engine is not None]:
             if thread is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_transports(self) -> None:
-        """Tell the other ranks of every set's transports that this one takes no further part; not collective."""
+        """Notify the peers in every set's transports that this rank has stopped; not collective."""
         for each in self._sets.values():
             each._known().leave_transports()
 
     def close(self, *, idle: bool = True) -> bool:
-        """Forget all sets; collective. The world's transport stays.
+        """Close all sets; collective. The world's transport stays open.
 
-        idle: see Transport.close. Returns what to close that one with.
+        idle: see Transport.close. Returns the `idle` with which the caller must close the world's transport.
         """
         idle = idle and not self._engine.stopped if self._sets else idle
         unequal = self._find_unequal() if idle and len(self._sets) > 1 else set()
-        for number in sorted(self._sets, reverse=True):  # that of all ranks last
+        for number in sorted(self._sets, reverse=True):  # the set of all ranks last
             process_set = self._sets.pop(number)
             group = process_set._known()
             process_set._group = process_set.process_set_id = None

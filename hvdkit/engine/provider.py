@@ -1,4 +1,4 @@
-"""Engines that a world can run on: hvdkit's own, and those that packages add by entry points of `hvdkit.engines`."""
+"""Selection of the engine: hvdkit's own, or an engine that a package adds by an entry point of `hvdkit.engines`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from hvdkit.transport.backend import Abort
 from hvdkit.transport.part import Part
 from hvdkit.world import World
 
-#: Entry points: the name of an engine, as HVDKIT_ENGINE has it -> a function without arguments that makes its provider.
+#: Group of entry points. Each maps an engine's name, as in HVDKIT_ENGINE, to a function without arguments that makes
+#: its provider.
 ENTRY_POINTS = "hvdkit.engines"
 
-#: Launchers whose ranks an engine of another package may be made for, with `auto`.
+#: Launchers for whose ranks `auto` may select an engine of another package.
 _FOREIGN_LAUNCHERS = ("horovodrun",)
 
 
 class EngineProvider(ABC):
     """Opens the world of a process, and an Engine for each process set.
 
-    name: as HVDKIT_ENGINE has it.
-    title: in messages.
-    native: Are hvdkit's own parts used: buckets, reductions on devices, tuning, the timeline, collectives in init()?
-    may_change: May the ranks of the next world be others, without a setting of hvdkit's that says so?
-    manager: the notification manager of worlds that change, with Horovod's methods; None without.
+    name: the engine's name in HVDKIT_ENGINE.
+    title: the engine's name in messages.
+    native: Are hvdkit's own components used: buckets, reductions on devices, tuning, timeline, collectives in init()?
+    may_change: May the next world have other ranks although no setting of hvdkit makes the job elastic?
+    manager: the notification manager of elastic jobs, with Horovod's methods; None without.
     """
 
     name = ""
@@ -40,9 +41,9 @@ class EngineProvider(ABC):
     manager: Any = None
 
     def offer(self, launcher: str, framework: str) -> tuple[bool, str]:
-        """Should `auto` select this engine for ranks of a launcher, and why, or why not.
+        """Return whether `auto` should select this engine for ranks of a launcher, and the reason.
 
-        framework: the script's; "" for one that the engine need not know.
+        framework: the script's; "" for a framework that does not matter to the engine.
         """
         return False, f"the ranks were started by {launcher}"
 
@@ -50,9 +51,12 @@ class EngineProvider(ABC):
     def open(
         self, config: Config, framework: str, part: Part | None, opener: Opener
     ) -> tuple[World, Transport, Abort | None]:
-        """Connect the ranks; collective. Returns the world, the transport of all ranks, and what ends the job.
+        """Connect the ranks; collective. Returns the world, the transport of all ranks, and a function to end the job.
 
-        part: the processes of the job that make the world; None for all. opener: of hvdkit's own transports.
+        config: the settings of this process.
+        framework: the script's; "" for none in particular.
+        part: the processes of the job that make the world; None for all.
+        opener: opens hvdkit's own transports.
         Raises MissingDependencyError, TransportError, WorldError.
         """
 
@@ -63,18 +67,18 @@ class EngineProvider(ABC):
         """Make the engine of a process set; see Engine for the arguments."""
 
     def close(self) -> None:  # noqa: B027  nothing, for engines that end with their transports
-        """End what open() began, after the transports are closed."""
+        """Release what open() acquired; called after the transports are closed."""
 
     def gradients_of(self, framework: str) -> Callable[..., Any] | None:
-        """The class that reduces gradients of a framework one by one, without buckets; None for buckets.
+        """Return the class that reduces gradients of a framework one by one, without buckets; None for buckets.
 
-        torch: called with group, parameters, options and statistics, gives a GradientReducer. tensorflow: called with
-        group, name, specs and options, gives an object with the methods of ArrayGradients.
+        torch: takes group, parameters, options and statistics, and makes a GradientReducer.
+        tensorflow: takes group, name, specs and options, and makes an object with the methods of ArrayGradients.
         """
         return None
 
     def start_timeline(self, path: str, mark_cycles: bool) -> bool:
-        """Start the engine's own timeline; False where hvdkit is to write one."""
+        """Start the engine's own timeline. Returns False if hvdkit must write the timeline instead."""
         return False
 
     def stop_timeline(self) -> None:  # noqa: B027
@@ -85,15 +89,17 @@ class EngineProvider(ABC):
         return 0
 
     def set_world_number(self, number: int) -> None:  # noqa: B027
-        """Tell engines that keep names of earlier worlds apart in which world this process is, from 0."""
+        """Set the number of this process's world, from 0, for engines that keep names of earlier worlds apart."""
 
 
 def find_provider(
     wish: str, launcher: str, framework: str, native: Callable[[], EngineProvider]
 ) -> tuple[EngineProvider, str]:
-    """Select the engine, and say why.
+    """Select the engine. Returns its provider and the reason.
 
-    wish: the setting `engine`. launcher: see World. framework: the script's; "" for none in particular.
+    wish: the setting `engine`.
+    launcher: see World.
+    framework: the script's; "" for none in particular.
     native: makes the provider of hvdkit's own engine.
     Raises MissingDependencyError for an engine that no installed package has, or whose package cannot be loaded.
     """

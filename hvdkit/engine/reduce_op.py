@@ -27,7 +27,7 @@ Product = ReduceOp("Product")
 def choose_op(average: bool | None, op: ReduceOp | None, call: str = "") -> ReduceOp:
     """Choose the operation from `op` or Horovod's older argument `average`; Average if neither is given.
 
-    call: the public function, for messages. Raises ValueError for both at once, TypeError for something that is no op.
+    call: the public function, for messages. Raises ValueError if both are given, TypeError if `op` is no ReduceOp.
     """
     place = f"{call}: " if call else ""
     if average is not None and op is not None:

@@ -1,7 +1,7 @@
-"""Equal parameters on all ranks: broadcast at the beginning, compared by checksums now and then.
+"""Equal parameters on all ranks: broadcast at the beginning, compared by checksums at intervals.
 
-Every rank computes each tensor's checksum from its own memory; 16 bytes of all ranks then say whether they are equal.
-Only where they are not do the ranks tell each other the checksums themselves, and so which tensors differ and where.
+Every rank computes each tensor's checksum from its own memory; a 16-byte digest of each rank then shows whether they
+are equal. Only if they differ do the ranks exchange the checksums themselves, to find which tensors differ and where.
 """
 
 from __future__ import annotations
@@ -36,12 +36,18 @@ def broadcast_state(
     key: Callable[[str], str] = str,
     cure: str = "Build the model from the same configuration on every rank.",
 ) -> Result:
-    """Compare what all ranks hold, then have `broadcast` send root's; collective. Returns what `broadcast` returns.
+    """Compare the state of all ranks, then have `broadcast` send root's; collective. Returns what `broadcast` returns.
 
-    call: the public function. kind: of what the ranks hold, in the plural. described: each of them, in the order in
-    which it is sent. key: what of a description must be equal on all ranks. owner, cure: for the error.
+    call: the public function, for messages.
+    kind: the kind of the ranks' objects, in the plural, for messages.
+    described: a description of each object, in the order in which they are sent.
+    broadcast: sends root's objects, over the transport that it is given.
+    root_rank: the rank whose objects are sent.
+    owner: the owner of the objects, for the error.
+    key: returns the part of a description that must be equal on all ranks.
+    cure: the remedy, for the error.
     Raises ValueError for a root that does not exist, NotInitializedError before init(), HorovodInternalError on every
-    rank, before anything is sent, if the ranks hold different ones, and if a rank calls something else or has left.
+    rank, before anything is sent, if the ranks' objects differ, and if a rank calls something else or has left.
     """
     group = global_process_set.group(f"{call}()")
     options = root_options(global_process_set, root_rank, f"{call}()")
@@ -62,7 +68,7 @@ def broadcast_state(
 def _explain_mismatch(
     held: Sequence[tuple[str, Sequence[str]]], root_rank: int, kind: str, key: Callable[[str], str]
 ) -> str:
-    """Say how a rank's state differs from root's; "" if no rank's does. held: owner and descriptions of every rank."""
+    """Describe how a rank's state differs from root's; "" if none does. held: owner and descriptions of every rank."""
     owner, root = held[root_rank]
     for rank, (other_owner, other) in enumerate(held):
         if list(map(key, other)) != list(map(key, root)):
@@ -75,7 +81,7 @@ def _explain_mismatch(
 def _first_difference(
     one: Sequence[str], other: Sequence[str], who: tuple[str, str], key: Callable[[str], str] = str
 ) -> str:
-    """Say how many things two ranks hold, and which are the first that differ in their keys."""
+    """Describe how many objects two ranks hold, and the first that differ in their keys."""
     least = min(len(one), len(other))
     at = next((i for i in range(least) if key(one[i]) != key(other[i])), least)
     here, there = (held[at] if at < len(held) else "none" for held in (one, other))
@@ -86,7 +92,7 @@ def _first_difference(
 
 
 class ReplicaCheck:
-    """Compares what one optimizer trains after every `every` of its steps; after none of them for 0.
+    """Compares the parameters of one optimizer between ranks after every `every` of its steps; never if `every` is 0.
 
     name: the optimizer's, the same on all ranks.
     """
@@ -96,9 +102,10 @@ class ReplicaCheck:
         self._steps = 0
 
     def stepped(self, compute: Callable[[], Checksums], steps: int = 1) -> None:
-        """The optimizer has taken so many steps; collective where a check is due. compute: makes the checksums.
+        """Count steps of the optimizer; collective where a check is due.
 
-        Raises ReplicasDifferError on every rank, or HorovodInternalError if one has left.
+        compute: returns the checksums. steps: the number of steps taken since the last call.
+        Raises ReplicasDifferError on every rank, or HorovodInternalError if a rank has left.
         """
         if not self._every:
             return
@@ -125,7 +132,7 @@ def compare_replicas(engine: Engine, what: str, checksums: Checksums) -> None:
 
 
 def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) -> str:
-    """Say which tensors differ, and which ranks stand against most others. by_rank: of every rank; not all equal."""
+    """Describe which tensors differ, and which ranks differ from the majority. by_rank: every rank's; not all equal."""
     names = [[name for name, _ in checksums] for checksums in by_rank]
     for rank, theirs in enumerate(names):
         if theirs != names[0]:
@@ -140,7 +147,7 @@ def explain_difference(by_rank: Sequence[Checksums], who: Callable[[int], str]) 
     common = max(Counter(first).items(), key=lambda item: item[1])
     odd = [rank for rank, value in enumerate(first) if value != common[0]]
     most = [rank for rank, value in enumerate(first) if value == common[0]]
-    if len(most) == 1:  # of two ranks nobody knows which is right
+    if len(most) == 1:  # of two ranks either may be right
         where = f"no two of the {len(first)} ranks agree"
     elif len(most) <= len(odd):
         where = f"{_list(odd, who)} and {_list(most, who)} differ and none has a majority"

@@ -14,10 +14,11 @@ from hvdkit.transport.buffer import COMPLEX, FLOAT8
 
 @dataclass(frozen=True)
 class ReduceOptions:
-    """How gradients are reduced.
+    """Options of the reduction of gradients.
 
-    average: divide the sum by the number of ranks. predivide: the part of that division (1.0 or above) that is done
-    before the sum crosses between hosts, against overflow of narrow wire types; 0 leaves the choice to the engine.
+    average: divide the sum by the number of ranks.
+    predivide: divisor (1.0 or above) that is applied before the sum crosses between hosts, against overflow of narrow
+        wire dtypes; the rest of the division follows. 0 leaves the choice to the engine.
     wire: dtype or coding between hosts, for all tensors or by their names.
     """
 
@@ -26,30 +27,30 @@ class ReduceOptions:
     wire: Wire | Policy = "none"
 
     def factors(self, size: int, local_ranks: int) -> tuple[float, float]:
-        """Prescale and postscale for `size` ranks; their product is 1/size for an average and 1 for a sum.
+        """Return prescale and postscale for `size` ranks; their product is 1/size for an average and 1 for a sum.
 
-        local_ranks: how many ranks' sum crosses between hosts as one; see Transport.
+        local_ranks: number of ranks whose gradients are summed before they cross between hosts; see Transport.
         """
         if not self.average:
             return 1.0, 1.0
-        # By default what crosses is the mean of a host: it does not overflow where the gradients do not, and vanishes
-        # only where the average would, which crosses as well.
+        # By default the mean of a host crosses: it overflows only if the gradients do, and underflows to zero only if
+        # the average would, which crosses too.
         before = self.predivide or float(local_ranks)
         return 1.0 / before, before / size
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Raise ValueError for a tensor that is told apart by its name, and by none of the patterns given."""
+        """Raise ValueError if wire dtypes are selected by patterns and no pattern matches the name of a tensor."""
         for name in names:
             self.wire_for(name, "float32")
 
     def wire_for(self, name: str, dtype: str) -> Wire:
-        """What goes over the wire for a tensor of this name and dtype: only wider floats are compressed."""
+        """Return the wire dtype or coding of a tensor. Only float32 and float64 are compressed."""
         if dtype not in ("float32", "float64"):
             return "none"
         return self.wire.wire_for(name) if isinstance(self.wire, Policy) else self.wire
 
     def wire_for_tensor(self, tensor: TensorSpec) -> Wire:
-        """As wire_for; a tensor whose shape the coding does not code is sent as it is."""
+        """Like wire_for(); a tensor with a shape that the coding does not support is sent uncompressed."""
         wire = self.wire_for(tensor.name, tensor.dtype)
         return wire if isinstance(wire, str) or wire.codes(tensor.shape) else "none"
 
@@ -59,7 +60,7 @@ class ReduceOptions:
 
 
 def check_gradient(name: str, dtype: str, *, engine: str = "", adasum: bool = False) -> None:
-    """Raise TypeError for a tensor to be trained, given by its name, whose gradients cannot be summed in this dtype.
+    """Raise TypeError for a trained tensor, given by its name, if its gradients cannot be summed in this dtype.
 
     engine: the title of an engine that sums no complex numbers; "" for hvdkit's own.
     adasum: Are the tensors' steps combined by Adasum?
@@ -79,9 +80,9 @@ def check_gradient(name: str, dtype: str, *, engine: str = "", adasum: bool = Fa
 
 
 def gradient_options(op: Any, predivide: float, compression: Any) -> ReduceOptions:
-    """How gradients are reduced, in a user's words: `op`, `gradient_predivide_factor` and `compression`.
+    """Make ReduceOptions from the public arguments `op`, `gradient_predivide_factor` and `compression`.
 
-    Raises ValueError or TypeError, saying which of them cannot be used.
+    Raises ValueError or TypeError that names the invalid argument.
     """
     if predivide != 1.0 and op is not Average:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The runtime of a process between init() and shutdown(): its place in the world, settings, transport, process sets."""
+"""The runtime of a process between init() and shutdown(): its world, settings, transport and process sets."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ from hvdkit.world import World, read_world, under_agent
 
 @dataclass
 class Runtime:
-    """The state of an initialised process."""
+    """The state of an initialized process."""
 
     world: World
     config: Config
     transport: Transport
     sets: ProcessSets
     timeline: Timeline
-    #: That this rank has, see fair_share().
+    #: Number of cores that this rank has; see fair_share().
     cores: float
     provider: EngineProvider
     process: int = field(default_factory=os.getpid)
-    #: Plans of gradients that were opened so far.
+    #: Number of gradient plans that have been opened so far.
     plans: int = 0
 
     @property
     def may_change(self) -> bool:
-        """May there be other ranks after a restart?"""
+        """May the world have other ranks after a restart?"""
         return self.config.elastic or self.provider.may_change
 
     def facts(self) -> RankFacts:
-        """What a recording is to say of this rank."""
+        """Return the facts about this rank for a recording."""
         world = self.world
         between = self.transport.between
         link = between.measured.link if between is not None and between.measured is not None else None
@@ -83,7 +83,7 @@ class Runtime:
 _runtime: Runtime | None = None
 #: See stay().
 _stays = False
-#: init() with the arguments of the last one.
+#: Calls init() with the arguments of the last call.
 _again: Callable[[], Runtime] | None = None
 
 
@@ -96,18 +96,18 @@ def init(
     part: Part | None = None,
     **settings: Any,
 ) -> Runtime:
-    """Join the world that the launcher made. If this process has joined already it only warns of other settings.
+    """Enter the world that the launcher made. If that is done already, add process sets and warn of other settings.
 
-    process_sets: sets to be known from the beginning, besides that of all ranks.
-    arithmetic: what adds and casts, a framework's own being faster for narrow types; numpy's if None.
-    framework: that the engine is to work with; "" for none in particular.
-    opener: see open_world(); of hvdkit's own engine.
-    part: the processes of the job that make the world, and alone call this; None for all.
-    settings: fields of Config, which beat the environment.
+    process_sets: sets to add at the start, besides the set of all ranks.
+    arithmetic: adds and casts numbers; a framework's own is faster for narrow types. None for numpy's.
+    framework: the framework that the engine must work with; "" for none in particular.
+    opener: opens the transport of hvdkit's own engine; see open_world().
+    part: the processes of the job that make the world; only they call this. None for all.
+    settings: fields of Config, which take precedence over the environment.
     Raises WorldError if the launcher and MPI disagree or a rank has started this process, ConfigError for a
     bad setting or a part that cannot be a world, TransportError if the ranks cannot reach each other,
-    MissingDependencyError if the engine is not installed, ValueError for process sets that
-    cannot be made, see ProcessSets.add: this process has joined then, as with Horovod, and none of the sets is there.
+    MissingDependencyError if the engine is not installed, ValueError for process sets that cannot be made, see
+    ProcessSets.add: this process is initialized then, as with Horovod, and none of the sets is added.
     """
     global _again
     if _runtime is not None:
@@ -141,13 +141,13 @@ def init(
         nonlocal refused
         launched = read_world()
         refuse_child_of_rank(launched)
-        if config.elastic:  # those who have let this rank in would wait for it
+        if config.elastic:  # the ranks that have admitted this rank would wait for it
             install_exception_hook(launched.rank, launched.host, None)
         with arriving(config, launched, part=part.ranks if part is not None else ()):
             joined = _join(config, launched.launcher, arithmetic, framework, opener, part)
             try:
                 _add_sets(joined, process_sets)
-            except ValueError as error:  # the same on all ranks, which have been given the same sets
+            except ValueError as error:  # the same on all ranks, because all ranks pass the same sets
                 refused = error
             return joined
 
@@ -180,7 +180,7 @@ def _add_sets(joined: Runtime, process_sets: Sequence[ProcessSet]) -> None:
 
 
 def _warn_of_ignored(settings: Mapping[str, Any], config: Config) -> None:
-    """Warn of settings that are given to init() again, and differ."""
+    """Warn of settings in a repeated init() that differ from those of the first."""
     for name, value in read_arguments(settings, vars(config)).items():
         if value != getattr(config, name):
             logger.warning(
@@ -198,7 +198,7 @@ def _join(
     opener: Opener,
     part: Part | None,
 ) -> Runtime:
-    """Meet the other ranks, and make what init() makes; collective."""
+    """Connect to the other ranks and make the Runtime that init() returns; collective."""
     global _runtime
     timeline = Timeline()
     provider, why = find_provider(config.engine, launcher, framework, lambda: NativeProvider(config, timeline))
@@ -218,8 +218,8 @@ def _join(
             provider.title,
         )
     if provider.native and config.timeline not in ("", "DYNAMIC") and world.rank == 0:
-        timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will say"
-    # Others gather nothing yet: TensorFlow can be told which GPU to use until Horovod's core has done an operation.
+        timeline.start(config.timeline)  # DYNAMIC is Horovod's word for "start_timeline() will be called"
+    # Other engines gather nothing yet: a script may set TensorFlow's GPU until Horovod's core has done an operation.
     if provider.native:
         try:
             seen = allgather_object(transport, look_at_cores(world.host))
@@ -227,7 +227,7 @@ def _join(
             transport.close(idle=False)
             raise
         cores = fair_share(seen, world.rank)
-        if not under_agent():  # hvdrun has looked before it started the ranks
+        if not under_agent():  # hvdrun checks this before it starts the ranks
             warn_of_crowding(seen, world.rank)
     else:
         seen, cores = [look_at_cores("")] * world.size, count_cores() / (world.local_size or 1)
@@ -246,16 +246,16 @@ def _join(
 
 
 def restart(change: Callable[[], object] | None = None, *, idle: bool = True) -> None:
-    """Leave the world and join the one there is now, which may have other ranks; all of those do so.
+    """Leave the world and enter the next world, which may have other ranks; all ranks of the next world do so.
 
-    change: called between. idle: see shutdown().
+    change: called after leaving and before entering. idle: see shutdown().
     """
     if _again is None:
         raise NotInitializedError("restart()")
     place = _runtime.world if _runtime is not None else None
     shutdown(idle=idle)
     if place is not None:
-        install_exception_hook(place.label, place.host, None)  # the others wait for this rank, wherever it fails
+        install_exception_hook(place.label, place.host, None)  # the other ranks wait for this rank, wherever it fails
     if change is not None:
         change()
     _again()
@@ -264,9 +264,9 @@ def restart(change: Callable[[], object] | None = None, *, idle: bool = True) ->
 def shutdown(*, idle: bool = True) -> None:
     """Leave the world; collective. init() may be called again.
 
-    Does nothing in a process that has not joined, and in a forked child of one that has.
+    Does nothing in a process that is not initialized, or in a forked child of an initialized process.
 
-    idle: False if ranks are lost, so that nothing can be said to the others any more; then not collective.
+    idle: False if ranks are lost and no message can reach the others; the call is not collective then.
     """
     global _runtime
     if _runtime is None or _stays or _runtime.process != os.getpid():
@@ -275,7 +275,7 @@ def shutdown(*, idle: bool = True) -> None:
     unmark_rank_process()
     _say_if_untuned(runtime)
     uninstall_exception_hook()
-    if not idle:  # those who wait for this rank are to know
+    if not idle:  # notify the ranks that wait for this rank
         runtime.sets.leave_transports()
         runtime.transport.leave()
     for leave in _leaving:
@@ -288,7 +288,7 @@ def shutdown(*, idle: bool = True) -> None:
 
 @contextlib.contextmanager
 def stay() -> Iterator[None]:
-    """Have shutdown() do nothing within: the world that this process is in is new."""
+    """Make shutdown() do nothing inside this context, because the world of this process is new."""
     global _stays
     _stays = True
     try:
@@ -308,49 +308,50 @@ def _say_if_untuned(runtime: Runtime) -> None:
 
 
 def is_initialized() -> bool:
-    """Has this process joined the world?"""
+    """Is this process initialized?"""
     return _runtime is not None
 
 
 def runtime(call: str) -> Runtime:
-    """What init() made. call: the name of the user's call, for the NotInitializedError raised without it."""
+    """Return the Runtime that init() made. call: the user's call, named in the NotInitializedError before init()."""
     if _runtime is None:
         raise NotInitializedError(call)
     return _runtime
 
 
-_EXIT_S = 30.0  # for the other ranks to take part in what a device has under way when this rank's script ends
+_EXIT_S = 30.0  # for the other ranks to take part in reductions that this rank's devices are doing when its script ends
 
 _settling: list[Callable[[float], None]] = []
-#: Have a function called by every settle(), with its time limit in seconds.
+#: Register a function that every settle() calls with its time limit in seconds.
 on_settle = _settling.append
 
 
 def settle(timeout_s: float = math.inf) -> None:
-    """Wait for reductions that devices do beside the host, before their results are kept; not collective.
+    """Wait for asynchronous reductions on devices, before their results are kept; not collective.
 
-    Raises RankLostError or TransportError where they have failed: the results mean nothing then.
+    Raises RankLostError or TransportError if a reduction has failed: the results are invalid then.
     """
     for wait in _settling:
         wait(timeout_s)
 
 
 _entering: list[Callable[[], None]] = []
-#: Have a function called at the end of every init(), for what has outlived a shutdown(); it makes no collective calls.
+#: Register a function that every init() calls at its end, for objects that outlive shutdown(). It must make no
+#: collective calls.
 on_init = _entering.append
 _leaving: list[Callable[[], None]] = []
-#: Have a function called at the beginning of every shutdown(); it may make collective calls.
+#: Register a function that every shutdown() calls at its beginning; it may make collective calls.
 on_shutdown = _leaving.append
 
 
 def follow(objects: weakref.WeakSet[Any], *, enter: bool = True) -> None:
-    """Have close() of these objects called by every shutdown() and, with `enter`, enter() by every init().
+    """Have every shutdown() call close() of these objects and, with `enter`, every init() call their enter().
 
-    In the order of their `number`, which the same object has on all ranks.
+    The objects are called in the order of their `number`, which an object has in common on all ranks.
     """
 
     def in_use() -> list[Any]:
-        # One that only waits to be collected would be counted on some ranks and not on others, which wait for it then.
+        # An unreachable object that is not collected yet on some ranks would make those ranks wait for the others.
         if objects:
             gc.collect()
         return sorted(objects, key=lambda each: each.number)
@@ -372,7 +373,7 @@ def _at_exit() -> None:
     # Not shutdown(): that is collective, and a rank that ends early must not wait for the others here.
     if _runtime is not None and _runtime.process == os.getpid():
         _say_if_untuned(_runtime)
-        with contextlib.suppress(HvdkitError):  # the others need this rank's part
+        with contextlib.suppress(HvdkitError):  # the other ranks need this rank in these reductions
             settle(_EXIT_S)
         _runtime.timeline.stop()
         end_progress()
@@ -385,7 +386,7 @@ atexit.register(_at_exit)
 
 
 def _refuse_fork() -> None:
-    """In a forked child of a rank: it would change the rank's memory and read the rank's connections."""
+    """Refuse collectives in a forked child of a rank: it would change the rank's memory and read its connections."""
     if _runtime is not None and _runtime.world.size > 1:
         refuse_calls(
             f"Process {os.getpid()} was forked from rank {_runtime.world.rank} (process {_runtime.process}) after "

@@ -1,7 +1,7 @@
-"""Connecting to the other ranks: reports of a rank that waits, and the end of the job where a rank fails alone.
+"""Connecting to the other ranks: reports of a rank that waits, and the end of the job if a rank fails alone.
 
-The wait goes on inside libraries (MPI_Init waits in C for all ranks), so a thread reports it. hvdrun knows which ranks
-are missing, by those that have come; without hvdrun each rank can only speak for itself.
+The wait happens inside libraries (MPI_Init waits in C for all ranks), so a thread reports it. hvdrun knows which ranks
+are missing, because the others have reported to it; without hvdrun each rank can only report itself.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def open_world(
 ) -> tuple[World, Transport, Abort | None]:
     """Connect the ranks and open the transport between them; collective.
 
-    From the connection on, an exception that this process does not catch ends the job: it may be this rank's alone.
-    In an elastic world the backend is told of ranks whose loss only hvdrun has noticed. part: see connect(). opener:
-    makes the transport; tests simulate hosts with it. Raises what connect() and open_transport() raise.
+    Once the ranks are connected, an uncaught exception of this process ends the job: other ranks may not have it.
+    In an elastic world, hvdrun's reports of lost ranks are forwarded to the backend, which may not have noticed them.
+    part: see connect(). opener: makes the transport; tests simulate hosts with it. Raises what connect() and
+    open_transport() raise.
     """
     connection = connect(config, part)
     install_exception_hook(connection.world.label, connection.world.host, connection.abort)
@@ -56,40 +57,40 @@ def open_world(
         world, transport = opener(config, connection)
     except BaseException:
         if connection.base is not None:
-            connection.base.close(idle=False)  # the other ranks do not wait for this one then
+            connection.base.close(idle=False)  # the other ranks do not wait for this rank then
         raise
-    if config.elastic and part is None and "HOROVOD_RANK" in os.environ:  # set by what started the ranks
+    if config.elastic and part is None and "HOROVOD_RANK" in os.environ:  # set by the program that started the ranks
         os.environ.update(_name_for_scripts(world))
     return world, transport, connection.abort
 
 
 def _name_for_scripts(world: World) -> dict[str, str]:
-    """The variables by which Horovod's scripts find their rank, which was another one before the world changed."""
+    """Return the variables in which Horovod's scripts find their rank, which may differ from that in the last world."""
     words = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     return name_as_horovodrun({word: getattr(world, word) for word in words})
 
 
 class NextWorld(Protocol):
-    """Where what starts the ranks gives each its place in a world; see enter_world()."""
+    """Gets this process a rank in the next world from the program that starts the ranks; see enter_world()."""
 
     def check(self) -> None:
         """Raise HorovodInternalError if the world that this rank is entering has ended already."""
 
     def wait(self, lost: HorovodInternalError) -> None:
-        """Wait for this rank's place in another world, and set its variables. Raises `lost` if that would not help."""
+        """Wait for a rank in another world, and set its variables. Raises `lost` if waiting cannot help."""
 
 
 _next_world: NextWorld | None = None
 
 
 def set_next_world(next_world: NextWorld | None) -> None:
-    """Have init() of this process enter another world where one does not come about; None: not any more."""
+    """Make init() of this process enter the next world if the present world fails to form; None ends that."""
     global _next_world
     _next_world = next_world
 
 
 def enter_world(join: Callable[[], Entered], leave: Callable[[], object]) -> Entered:
-    """Return join(). After set_next_world(), where it fails, leave() what it has made and join() the next world."""
+    """Return join(). If it fails after set_next_world(), call leave() to undo it, then join() the next world."""
     if _next_world is None:
         return join()
     while True:
@@ -108,10 +109,12 @@ def enter_world(join: Callable[[], Entered], leave: Callable[[], object]) -> Ent
 def arriving(
     config: Config, world: World, end: Callable[[int], object] = os._exit, *, part: Sequence[int] = ()
 ) -> Iterator[None]:
-    """Within, this rank is in init(); that it has come out is told if no error ended it.
+    """Report to hvdrun that this rank entered init() and, on success, left it. Without hvdrun, warn of a long wait.
 
-    world: as the launcher told it. part: ranks of the job that meet here, if those are not all. end: ends this process,
-    and with it the job, after stall_shutdown_s.
+    config: the settings, with the channel to hvdrun.
+    world: as the launcher described it.
+    end: ends this process, and with it the job, after stall_shutdown_s.
+    part: the job ranks that connect here; () for all.
     """
     if config.launcher_channel:
         notify_launcher(announce_init(config.stall_check_s, config.stall_shutdown_s, part), config.launcher_channel)
