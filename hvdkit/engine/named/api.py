@@ -13,9 +13,9 @@ from hvdkit.errors import DuplicateNameError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 
-#: In the names of operations without one, before their number.
+#: Part of the generated name of an unnamed operation, before its number.
 UNNAMED = ".noname."
-#: What steps that have no name are counted as.
+#: The kind under which unnamed collective steps are counted.
 STEP = "step"
 SHUT_DOWN = "hvdkit was shut down, or the process set was removed. Call hvd.init() or add_process_set() again."
 
@@ -23,14 +23,20 @@ SHUT_DOWN = "hvdkit was shut down, or the process set was removed. Call hvd.init
 class Engine(ABC):
     """Named operations among the ranks of a transport; opened and closed by all of them together.
 
-    hosts: of each rank, "" where that is not known. ranks: of each rank, its number in the world. job_ranks: see World.
+    Arguments:
+    hosts: the host of each rank; "" if it is unknown.
+    ranks: the number of each rank in the world.
+    job_ranks: see World.
 
-    transport: for steps of several operations. joining: what this rank does for the others when it has joined.
-    takes_tensors: may buffers be a framework's tensors, on any device? thread: the engine's own, which ends after
-    leave(); None if it has none. most_names: that operations without one take in turns; 0 for a new one each time.
-    notice_s: after how many seconds a wait that is no operation is announced with submit() and withdraw(), so that the
-    first rank can report who waits, and who is missing. report_window: tells it how long this rank waited in some
-    rounds of a plan. Both are None where the engine reports no stalls.
+    Attributes:
+    transport: for collective steps that use several collectives.
+    joining: this rank's contributions to the others' operations after it has joined.
+    takes_tensors: May buffers be a framework's tensors, on any device?
+    thread: the engine's own, which ends after leave(); None if it has none.
+    most_names: number of names that unnamed operations use in turn; 0 for a new name each time.
+    notice_s: seconds after which a wait outside of operations is announced with submit(), and later withdraw(), so that
+        the first rank can report which ranks wait and which are missing; None if the engine reports no stalls.
+    report_window: reports to the first rank how long this rank waited in some rounds of a plan; None likewise.
     """
 
     transport: Transport
@@ -50,7 +56,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def stopped(self) -> bool:
-        """Have all ranks been stopped for an error of one? Then they are in different collectives."""
+        """Have all ranks been stopped because of an error on one rank? Then they are in different collectives."""
 
     def who(self, rank: int) -> str:
         """Name a rank of this engine for a message."""
@@ -59,25 +65,25 @@ class Engine(ABC):
         return f"rank {self.ranks[rank]}" + (f" ({', '.join(places)})" if places else "")
 
     def duplicate(self, name: str) -> DuplicateNameError:
-        """The error of an operation whose name another one on this rank still has."""
+        """Make the error of an operation with the name of another operation that is under way on this rank."""
         return DuplicateNameError(
             f"{name} is still running on {self.who(self.transport.rank)}. Give operations that run at the same time "
             "different names, or call synchronize() on the first one before."
         )
 
     def make_name(self, kind: str) -> str:
-        """A name for an operation without one: the n-th of its kind here and so on every rank."""
+        """Make a name for an unnamed operation, from its number among those of its kind, which all ranks agree on."""
         number = self.count(kind + UNNAMED)
         return f"{kind}{UNNAMED}{number % self.most_names if self.most_names else number}"
 
     def count(self, kind: str) -> int:
-        """How many of a kind there have been with this one, from 1; the same on every rank where the order is."""
+        """Count one more of a kind. Returns the count, from 1; equal on all ranks that do these in the same order."""
         with self._counting:
             number = self._counters[kind] = self._counters.get(kind, 0) + 1
         return number
 
     def count_anew(self) -> None:
-        """Count operations and steps without names from 1 again, where all ranks have come to the end of theirs."""
+        """Restart the counts of unnamed operations and steps at 1, after all ranks have joined."""
         with self._counting:
             for kind in [kind for kind in self._counters if kind == STEP or kind.endswith(UNNAMED)]:
                 del self._counters[kind]
@@ -86,39 +92,39 @@ class Engine(ABC):
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
 
-        buffers: left alone by the caller until then.
+        buffers: the caller must not touch them until the operation is done.
         Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
-        engine has failed, TypeError for what it cannot do with a dtype.
+        engine has failed, TypeError for an operation that the engine does not support for a dtype.
         """
 
     @abstractmethod
     def do(
         self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, action: Action | None = None
     ) -> Operation:
-        """Begin an operation and return when it is done; raises what it failed with, and what submit() raises.
+        """Begin an operation and return when it is done. Raises the operation's error, and what submit() raises.
 
         action: see Operation.
         """
 
     def withdraw(self, name: str) -> None:  # noqa: B027  nothing, without a notice_s
-        """Take back an operation without buffers, if it is still under way."""
+        """Cancel an operation without buffers, if it is still under way."""
 
     @abstractmethod
     def wait(self, operation: Operation) -> None:
-        """Return when the operation is done; raises what it failed with."""
+        """Return when the operation is done. Raises the operation's error."""
 
     @abstractmethod
     def drive(self) -> bool:
-        """Do what can be done now; True if anything moved."""
+        """Do the work that needs no wait. Returns True if there was progress."""
 
     @abstractmethod
     def join(self) -> Operation:
-        """Begin to take part in the others' operations, and plans, with zeros until all ranks have joined."""
+        """Join: take part with zeros in the others' operations and plans until all ranks have joined."""
 
     @abstractmethod
     def leave(self, why: str) -> None:
-        """Tell the others that this rank takes no further part; not collective. why: follows its name."""
+        """Notify the other ranks that this rank has stopped; not collective. why: follows its name in messages."""
 
     @abstractmethod
     def close(self, *, idle: bool = True) -> None:
-        """Free what is the engine's, the transport too; collective. idle: see Transport.close."""
+        """Free the engine's resources, including the transport; collective. idle: see Transport.close."""

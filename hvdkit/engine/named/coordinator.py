@@ -1,15 +1,17 @@
-"""The coordinator: rank 0's books of what all ranks have announced, and what is ready on all; no input or output.
+"""The coordinator: rank 0's record of the operations that ranks announce, and which are ready; no input or output.
 
 Ranks announce operations in any order: by name, or by the number that an answer has given to the name. An operation is
-ready when every rank that has not joined has announced it; what the announcements disagree about makes it fail on every
-rank instead. Answers come in one order for all ranks. Sets of ranks are integers, bit r for rank r.
+ready when every rank that has not joined has announced it; if the announcements disagree, it fails on every rank
+instead. All ranks receive the answers in the same order. Sets of ranks are integers, bit r for rank r.
 
 Invariants:
-- A number stands for one name with one announcement, for ever, on all ranks: answers carry new numbers, in their order.
-- What ranks have announced by number is in `_numbered`, all else in `_pending`; one operation is never in both. While a
-  rank has joined or left `_numbered` is empty, so only `_pending` knows of joined and missing ranks.
-- Nothing in `_pending` or `_numbered` is complete: what completes it takes it out, and appends its answer.
-- A rank announces a name again only after its answer, which follows from the one order and from unique names on a rank.
+- A number identifies one name with one announcement, forever, on all ranks: answers carry new numbers, in their order.
+- Operations announced by number are in `_numbered`, all others in `_pending`; no operation is in both. While a rank has
+  joined or left, `_numbered` is empty, so only `_pending` accounts for joined and missing ranks.
+- No entry of `_pending` or `_numbered` is complete: the announcement that completes an entry removes it, and appends
+  its answer.
+- A rank announces a name again only after its answer. This follows from the common order and from unique names on a
+  rank.
 """
 
 from __future__ import annotations
@@ -29,23 +31,23 @@ from hvdkit.engine.named.operation import (
     Ready,
 )
 
-#: Kinds of operations that ranks which have joined take part in, with zeros or as onlookers.
+#: Kinds of operations in which joined ranks take part, with zeros or without data.
 _WITH_JOINED = frozenset({"allreduce", "barrier", "plan", "sparse_gradients", "gradients", "tune"})
-#: Kinds in which an announcement has nothing of the rank's own, such as rows: these get numbers.
+#: Kinds whose announcements contain no values that differ between ranks, such as rows: these get numbers.
 _NUMBERED = frozenset({"allreduce", "broadcast", "barrier", "reducescatter"})
 _MOST_NUMBERS = 4096
 _MOST_REMEMBERED = 4096  # operations that have been ready once
 
-#: What a rank announces: a number, or a name with what is asked.
+#: An entry of an announcement: a number, or a name with the request.
 Item = int | tuple[str, Announcement]
 
 
 class Numbers:
-    """Operations that are known to all ranks by number; the same on all ranks where the answers have come as far."""
+    """The numbers of operations, as all ranks know them; equal on ranks that have received the same answers."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, tuple[Announcement, int]] = {}
-        self.ready: list[Ready] = []  # by number, as they are done
+        self.ready: list[Ready] = []  # index: the number
 
     def add(self, name: str, asked: Announcement) -> int:
         """Give the next number to an operation."""
@@ -54,18 +56,21 @@ class Numbers:
         return len(self.ready) - 1
 
     def item(self, name: str, asked: Announcement) -> Item:
-        """What to announce an operation by."""
+        """Return the number by which an operation can be announced, or else its name and request."""
         known = self.by_name.get(name)
         if known is None or (known[0] is not asked and known[0] != asked):
             return name, asked
         if known[0] is not asked:
-            self.by_name[name] = asked, known[1]  # compared sooner the next time
+            self.by_name[name] = asked, known[1]  # the next comparison of the same object is faster
         return known[1]
 
 
 @dataclass
 class _Pending:
-    """An operation that some ranks have announced. announced: the ranks, by what they asked. here: all of them."""
+    """An operation that some ranks have announced.
+
+    since_s: time of the first announcement. announced: request -> the ranks that announced it. here: all these ranks.
+    """
 
     since_s: float
     announced: dict[Announcement, int] = field(default_factory=dict)
@@ -83,9 +88,13 @@ class _Pending:
 
 
 class Waiting(NamedTuple):
-    """An operation that has been waiting for some ranks. seconds: since its first announcement.
+    """An operation that has been waiting for some ranks.
 
-    present: the ranks that have announced it. missing: those that have not, and have not joined.
+    name: of the operation.
+    kind: of the operation, as one of the ranks announced it.
+    seconds: since its first announcement.
+    present: the ranks that have announced it.
+    missing: the ranks that have neither announced it nor joined.
     """
 
     name: str
@@ -96,25 +105,25 @@ class Waiting(NamedTuple):
 
 
 class Coordinator:
-    """Knows what each of `size` ranks has announced.
+    """Tracks the announcements of `size` ranks and decides which operations are ready.
 
-    numbers: of rank 0; gets new ones here. who: names a rank for messages, e.g. "rank 3 (host n1)".
+    who: names a rank for messages, e.g. "rank 3 (host n1)". numbers: rank 0's; the coordinator adds new numbers.
     """
 
     def __init__(self, size: int, who: Callable[[int], str], numbers: Numbers | None = None) -> None:
         self._size, self._who = size, who
         self._everyone = (1 << size) - 1
         self.numbers = Numbers() if numbers is None else numbers
-        self.answers: list[Answer] = []  # whoever announces takes them out
+        self.answers: list[Answer] = []  # removed by the caller of announce()
         self._pending: dict[str, _Pending] = {}
         self._numbered: dict[int, tuple[int, float]] = {}  # number -> ranks, and since when
-        self._once: dict[str, Announcement] = {}  # ready once, for a number the second time
-        self._joined: list[int] = []  # in the order of coming
+        self._once: dict[str, Announcement] = {}  # operations that were ready once; the second time they get a number
+        self._joined: list[int] = []  # in the order in which they joined
         self._joined_set = 0
         self._left: dict[int, str] = {}
 
     def announce(self, ranks: int, items: Sequence[Item], now_s: float) -> None:
-        """Take note of what some ranks announce, in their order."""
+        """Record the announcements of some ranks, in their order."""
         numbered, everyone, pendings, ready = self._numbered, self._everyone, self._pending, self.numbers.ready
         special = bool(self._joined or self._left)
         for item in items:
@@ -138,7 +147,7 @@ class Coordinator:
                 self._settle(name)
 
     def _by_name(self, name: str) -> _Pending | None:
-        """Look at an operation that has been announced by number as at one by name; None if it has not been."""
+        """Move an operation from `_numbered` to `_pending`; None if it has not been announced by number."""
         asked, number = self.numbers.by_name.get(name, (JOINING, -1))
         if number not in self._numbered:
             return None
@@ -159,7 +168,7 @@ class Coordinator:
                 del self._pending[name]
 
     def _join(self, ranks: int) -> None:
-        """These ranks have no more work of their own, and take part in the others' with zeros until all have joined."""
+        """Record that ranks have joined: they take part with zeros in the others' work until all ranks have joined."""
         self._all_by_name()
         self._joined += ranks_in(ranks)
         self._joined_set |= ranks
@@ -171,7 +180,7 @@ class Coordinator:
             self._joined, self._joined_set = [], 0
 
     def leave(self, rank: int, why: str) -> None:
-        """The rank will never announce anything again: what waits for it fails, now and later."""
+        """Record that a rank announces nothing any more: operations that wait for it fail, now and later."""
         self._all_by_name()
         self._left[rank] = why
         for name in list(self._pending):
@@ -179,7 +188,7 @@ class Coordinator:
         self._fail_join()
 
     def _fail_join(self) -> None:
-        """Not all can join any more, if one has left that has not."""
+        """Fail join() if a rank has left without joining, because then not all ranks can join."""
         gone = [why for rank, why in self._left.items() if rank not in self._joined]
         if self._joined and gone:
             waiting = self._list(sorted(self._joined))
@@ -187,12 +196,12 @@ class Coordinator:
             self.answers.append(Failed(JOIN, why))
 
     def give_up(self, name: str, why: str) -> None:
-        """Let an operation fail that has waited too long."""
+        """Fail an operation that has waited too long."""
         if self._pending.pop(name, None) is not None:
             self.answers.append(Failed(name, why))
 
     def waiting(self, now_s: float) -> list[Waiting]:
-        """What is not ready."""
+        """Return the operations that are not ready."""
         self._all_by_name()
         return [
             Waiting(
@@ -224,7 +233,7 @@ class Coordinator:
         del self._pending[name]
 
     def _numbered_answer(self, ready: Ready) -> Ready:
-        """The answer with a number for the operation, if it is ready for the second time under the same name."""
+        """Add a number to the answer if the operation is ready for the second time under the same name."""
         name, asked = ready.name, ready.asked
         if asked.kind not in _NUMBERED or ready.joined or name in self.numbers.by_name:
             return ready
@@ -242,9 +251,13 @@ class Coordinator:
 def agree(
     name: str, announced: dict[Announcement, int], size: int, joined: tuple[int, ...], who: Callable[[int], str]
 ) -> Ready | Failed:
-    """Compare what the ranks announced for one operation.
+    """Compare the ranks' announcements of one operation.
 
-    announced: the ranks that said so, by what they said. joined: the other ranks.
+    name: of the operation.
+    announced: request -> the set of ranks that announced it.
+    size: number of ranks.
+    joined: the other ranks, all of which have joined.
+    who: names a rank for messages.
     """
     (first, those), *others = sorted(announced.items(), key=lambda each: _first_in(each[1]))
     for other, ranks in others:
@@ -274,7 +287,7 @@ def agree(
 
 
 def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:
-    """What two ranks' announcements of an operation must not differ in and do: (what, here, there)."""
+    """Return the first forbidden difference between two announcements, as (what, here, there); None without one."""
     if one.kind != other.kind:
         return "operation", one.kind, other.kind
     if len(one.tensors) != len(other.tensors):
@@ -298,7 +311,7 @@ def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] 
 
 
 def ranks_in(ranks: int) -> list[int]:
-    """The ranks of a set, rising."""
+    """Return the ranks of a set, in ascending order."""
     return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
 
 

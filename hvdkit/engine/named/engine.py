@@ -1,15 +1,16 @@
 """The engine of named operations: submitted from any thread in any order, done when all ranks have submitted them.
 
-The way of an operation: it is announced to rank 0 of the group by name, later by a number (negotiator.py); rank 0
-answers all ranks when it is ready everywhere (coordinator.py); each rank then does what is ready in the order of the
-answers, over the group's transport (execution.py). Whoever waits for a result drives that; a thread does where nobody
-waits. So a rank that computes still takes part, and a rank that waits does so without a detour through a thread.
+The path of an operation: the rank announces it to rank 0 of the group by name, later by a number (negotiator.py); rank
+0 answers all ranks when it is ready everywhere (coordinator.py); each rank then executes the ready operations in the
+order of the answers, over the group's transport (execution.py). A thread that waits for a result drives this itself;
+without such a thread, the engine's thread drives it. So a rank that computes still takes part, and a rank that waits
+does so without a switch to another thread.
 
 Locks, in the order in which they are taken; no other order is allowed:
-1. `_executing`, by the thread that does what is ready: held through whole collectives, and so for as long as other
-   ranks take. A wait for it is limited, and messages go on meanwhile.
+1. `_executing`, by the thread that executes ready operations: held through whole collectives, and so for as long as
+   other ranks take. A thread waits for it for a limited time, and handles messages meanwhile.
 2. `_talking`, by the thread that sends and receives: never held while waiting for another rank.
-3. `_registering`, around the table of operations: never held while anything is called that waits.
+3. `_registering`, around the table of operations: never held across a blocking call.
 """
 
 from __future__ import annotations
@@ -48,21 +49,25 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.polling import Backoff, check_refused
 
-_TURN_S = 0.05  # how long a thread waits for one that executes, before it looks at the mail
-_IDLE_S = 0.05  # how often a thread with nothing to do looks at the mail: to answer questions, and for who has left
-_LOOK_S = 0.05  # how often it is looked for what takes too long
-_PAUSE_S = 0.001  # for more announcements to come, as they do many at a time
+_TURN_S = 0.05  # how long a thread waits for another that executes, before it checks the mailbox
+_IDLE_S = 0.05  # interval at which an idle thread checks the mailbox, for queries and for ranks that have left
+_LOOK_S = 0.05  # interval of the checks for operations and steps that take too long
+_PAUSE_S = 0.001  # a pause for more announcements, which come in bursts
 _MOST_PAUSES = 10
 
 
 class NamedEngine(Engine):
     """The Engine of the ranks of a transport; opened and closed by all of them together.
 
-    transport: this engine's alone. hosts, ranks, job_ranks: see Engine. timeline: of this process.
+    transport: used by this engine only.
+    config: the settings of this process.
+    hosts, ranks: see Engine.
+    timeline: of this process.
+    job_ranks: see Engine.
     """
 
     takes_tensors = False
-    most_names = 240  # with many divisors, so that calls repeated in a loop get the same ones again, known by number
+    most_names = 240  # has many divisors, so that calls repeated in a loop reuse their names, which then have numbers
 
     def __init__(
         self,
@@ -76,7 +81,7 @@ class NamedEngine(Engine):
     ) -> None:
         super().__init__(hosts, ranks, job_ranks)
         self.transport, self.timeline = transport, timeline
-        #: After so many seconds a wait that is no operation, and the execution of one, is told to the others.
+        #: Seconds after which a wait outside of operations, or the execution of an operation, is reported to rank 0.
         limits_s = (config.stall_check_s, config.stall_shutdown_s)
         self.notice_s = notice_s = min([1.0, *(limit_s / 4 for limit_s in limits_s if limit_s > 0)])
         self._negotiator = Negotiator(
@@ -92,10 +97,10 @@ class NamedEngine(Engine):
         self.report_window = self._negotiator.windows.append
         self._executor = Executor(transport, config.fusion_bytes, timeline)
         self._operations: dict[str, Operation] = {}
-        self._queued: dict[str, deque[Operation]] = {}  # operations whose name is still under way
-        self._missed: dict[str, deque[Exception]] = {}  # why operations failed that have not begun here, by name
+        self._queued: dict[str, deque[Operation]] = {}  # operations that wait for another of the same name to end
+        self._missed: dict[str, deque[Exception]] = {}  # name -> errors of operations that have not begun here
         self._join: Operation | None = None
-        self._join_waits = False  # to be announced, for the queued operations
+        self._join_waits = False  # join() is announced only after the queued operations
         self.joining = Joining()
         self._failure: str | None = None
         self._executing, self._talking = threading.RLock(), threading.RLock()
@@ -137,7 +142,7 @@ class NamedEngine(Engine):
             if self._failure is not None:
                 raise HorovodInternalError(self._failure)
             missed = self._missed.get(operation.name)
-            if missed:  # it is the one that has failed, and must not meet the next one of that name
+            if missed:  # this operation has failed already, and must not be matched with the next one of its name
                 operation.error, operation.done = missed.popleft(), True
                 return operation
             if self._operations.setdefault(operation.name, operation) is not operation:
@@ -154,7 +159,7 @@ class NamedEngine(Engine):
         self._negotiator.add(operation.name, operation.asked)
 
     def _free(self, name: str) -> None:
-        """The operation of this name has ended; the next one that waits for the name begins. With `_registering`."""
+        """Free the name of an operation that has ended, and begin the next that waits for it; holds `_registering`."""
         queue = self._queued.get(name)
         if queue:
             operation = self._operations[name] = queue.popleft()
@@ -213,7 +218,7 @@ class NamedEngine(Engine):
         return moved
 
     def _talk(self) -> bool:
-        """Send and receive; True if anything moved. What is answered is left to whoever has the lock for execution."""
+        """Send and receive messages; True if there was any. The thread that holds `_executing` handles the answers."""
         with self._talking:
             moved = self._negotiator.turn()
             now = time.monotonic()
@@ -224,7 +229,7 @@ class NamedEngine(Engine):
         return moved
 
     def _execute(self, answers: Sequence[Answer]) -> None:
-        """Do what rank 0 has answered; with the lock for execution."""
+        """Act on rank 0's answers; the caller holds `_executing`."""
         ready: list[Ready] = []
         for answer in answers:
             if isinstance(answer, int):
@@ -246,7 +251,7 @@ class NamedEngine(Engine):
             self._do(ready)
 
     def _do(self, ready: Sequence[Ready]) -> None:
-        """Do operations that have become ready together."""
+        """Execute operations that became ready together."""
         known = self._operations
         self.joining.operations += len(ready)
         operations = [known.get(each.name) or self._contribution(each) for each in ready]
@@ -265,7 +270,7 @@ class NamedEngine(Engine):
                     self._free(operation.name)
 
     def _contribution(self, ready: Ready) -> Operation:
-        """This rank's part of an operation that it has not submitted, having joined."""
+        """Make a joined rank's contribution to an operation that it has not submitted."""
         if ready.asked.kind not in WITH_ACTION:
             return join_contribution(ready)
         try:
@@ -274,7 +279,7 @@ class NamedEngine(Engine):
             raise self._steps.stop_all(ready.name, error) from error
 
     def _finish(self, name: str, error: Exception | None = None) -> None:
-        """The operation has failed, or the join is done."""
+        """Complete an operation that has failed, or the join."""
         with self._registering:
             if name == JOIN:
                 operation, self._join = self._join, None
@@ -290,7 +295,7 @@ class NamedEngine(Engine):
     def _all_joined(self, last: int) -> None:
         join = self._join
         if join is not None:
-            self.count_anew()  # those who had more work have begun more
+            self.count_anew()  # the counts differ, because ranks with more work have begun more operations
             self._missed.clear()
 
             def settle() -> None:
@@ -301,21 +306,21 @@ class NamedEngine(Engine):
                 self._finish(JOIN, error)
 
     def _help(self) -> bool:
-        """Take part in the rounds of those who train; the join is done when nobody does."""
+        """Take part in the rounds of the ranks that train; the join is done when no rank trains."""
         moved = self.joining.advance()
         if self.joining.over:
             self._finish(JOIN)
         return moved
 
     def _end_joining(self) -> None:
-        """A rank has left. If all had joined before, it has ended its zero rounds, so those of this rank end too."""
+        """End the zero rounds after a rank has left. If all had joined before, that rank has ended its own already."""
         backoff = Backoff(self.transport.check)
         while self._join is not None and self.joining.all_have_joined:
             if not self._help():
                 backoff.pause()
 
     def _fail(self, why: str, error: HorovodInternalError | None = None) -> None:
-        """Nothing can be done any more: tell all who wait, and who will come."""
+        """Fail all pending and future operations."""
         with self._registering:
             self._failure = why
             waiting = [*self._operations.values(), *itertools.chain(*self._queued.values())]
@@ -344,14 +349,14 @@ class NamedEngine(Engine):
                 else:
                     self._talk()
             except TransportError:
-                return  # every operation has been told, and there is no way to tell more
+                return  # every operation has its error, and no message can be sent any more
             except HorovodInternalError:
-                pass  # the same; other ranks may be told still
+                pass  # every operation has its error; messages to other ranks may still be sent
             if self._busy:
                 self._awake.set()
 
     def _let_gather(self) -> None:
-        """Return soon; later while announcements go on coming, as they do many at a time."""
+        """Pause briefly, and longer while more announcements arrive, which come in bursts."""
         more = -1
         for _ in range(_MOST_PAUSES):
             time.sleep(_PAUSE_S)

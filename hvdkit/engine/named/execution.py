@@ -1,6 +1,6 @@
-"""Doing what is ready: operations whose parameters all ranks agree on, in one order, over one transport.
+"""Executes ready operations, whose parameters all ranks agree on, in one order, over one transport.
 
-Allreduces of one dtype and with the same options that became ready together are done as one ("fused"), up to a limit.
+Allreduces of one dtype and with the same options that became ready together run as one ("fused"), up to a limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import HALF, SCALED, STORAGE, Array, Buffer, make_buffer
 
-#: Operations that are done together, of those that became ready together: (index of the operation, of its tensor).
+#: Tensors that are reduced together, among operations that became ready together: (index of the operation, of its
+#: tensor).
 Group = tuple[tuple[int, int], ...]
 
-_MOST_KEPT_BYTES = 16 * 2**20  # of the buffer for fused operations that is used again
+_MOST_KEPT_BYTES = 16 * 2**20  # limit on a buffer for fused operations that is kept and reused
 
 
 class Work(NamedTuple):
-    """Operations to be done at once. do: does them; collective."""
+    """Operations that run as one. do: executes them; collective."""
 
     operations: Sequence[Operation]
     do: Callable[[], None]
@@ -41,7 +42,7 @@ class Work(NamedTuple):
 
 
 def join_contribution(ready: Ready) -> Operation:
-    """The part of a rank that has joined: what changes nothing in the others' result; on a GPU it has no buffers."""
+    """Make a joined rank's contribution, which does not change the result; without buffers if tensors are on GPUs."""
     if ready.asked.on_device:
         return Operation(ready.name, ready.asked, ())
     buffers = []
@@ -54,7 +55,7 @@ def join_contribution(ready: Ready) -> Operation:
 
 
 def neutral(op: str, dtype: str) -> float:
-    """The number that changes nothing in the result of a reduction."""
+    """Return the neutral element of a reduction, which does not change its result."""
     if op not in ("min", "max") or dtype == "bool":
         return int(op in ("product", "min"))
     if dtype == "bfloat16" or STORAGE[dtype].kind == "f":
@@ -63,15 +64,15 @@ def neutral(op: str, dtype: str) -> float:
     return int(limits.max if op == "min" else limits.min)
 
 
-#: The storage of these numbers.
+#: These numbers as stored bfloat16.
 _BFLOAT16 = {0: 0, 1: 0x3F80, math.inf: 0x7F80, -math.inf: 0xFF80}
 
 
 @functools.lru_cache(maxsize=64)
 def plan_fusion(asked: tuple[Announcement, ...], limit_bytes: int) -> tuple[Group, ...]:
-    """Which tensors of these operations are reduced together: of one dtype and alike, up to `limit_bytes` in a group.
+    """Group the tensors of operations that are reduced together: equal dtype and options, up to `limit_bytes` a group.
 
-    In order; a larger tensor is alone. Groups come in the order of their first tensor.
+    Tensors stay in order; a tensor above the limit has a group of its own. Groups are ordered by their first tensor.
     """
     groups: list[list[tuple[int, int]]] = []
     filling: dict[tuple[object, ...], tuple[list[tuple[int, int]], int]] = {}
@@ -89,23 +90,23 @@ def plan_fusion(asked: tuple[Announcement, ...], limit_bytes: int) -> tuple[Grou
 
 
 class Devices(Protocol):
-    """Does the operations of one engine whose tensors are on GPUs, in the one order of operations.
+    """Executes the operations of one engine whose tensors are on GPUs, in the common order of operations.
 
-    The engine knows no GPU and no framework: an adapter announces such an operation with the option "device", so that
-    ranks which have it in the memory of the host get an error, and registers who does it.
+    The engine contains no code for GPUs or frameworks. An adapter announces such an operation with the option "device",
+    so that ranks with these tensors in host memory get an error, and registers its Devices with on_device().
     """
 
     def open(self, operations: Sequence[Operation]) -> bool:
-        """Can the ranks do them there? If not they go through the host's memory. Collective at the first call.
+        """Can the ranks run these operations on the GPUs? If not, they use host memory. Collective at the first call.
 
-        operations: this rank's parts; without buffers on a rank that has joined.
+        operations: this rank's; without buffers on a rank that has joined.
         """
 
     def run(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
-        """Enqueue them, all allreduces or a single one, and return; Operation.outcome then says when they are done."""
+        """Enqueue allreduces, or a single operation, and return; Operation.outcome then shows when they are done."""
 
     def to_host(self, ready: Ready, operation: Operation) -> Operation:
-        """This rank's part with buffers in the host's memory, copies of those on the GPU."""
+        """Return this rank's operation with copies of its GPU buffers in host memory."""
 
 
 #: Makes the Devices of an engine, given its transport.
@@ -114,14 +115,14 @@ _openers: list[OpenDevices] = []
 
 
 def on_device(open_devices: OpenDevices) -> None:
-    """Have operations on GPUs done by what `open_devices` makes; for one adapter a process, whose buffers it knows."""
+    """Register a function that makes Devices; one adapter of a process does so, and the Devices know its buffers."""
     if _openers:
         raise RuntimeError(f"Operations on GPUs are done by {_openers[0]} already.")
     _openers.append(open_devices)
 
 
 def open_devices(transport: Transport) -> Devices:
-    """The Devices of an engine. Raises HorovodInternalError where no adapter of GPU tensors is loaded."""
+    """Make the Devices of an engine. Raises HorovodInternalError if no adapter for GPU tensors is loaded."""
     if not _openers:
         raise HorovodInternalError(
             "Other ranks have called an operation with tensors of a GPU, and this process has loaded no adapter that "
@@ -131,9 +132,9 @@ def open_devices(transport: Transport) -> Devices:
 
 
 class Executor:
-    """Does what is ready, over a transport that nobody else uses.
+    """Executes ready operations over a transport that has no other user.
 
-    limit_bytes: of small allreduces that are done as one. timeline: shows each piece of work.
+    limit_bytes: maximum size of allreduces that are fused. timeline: shows each Work.
     """
 
     def __init__(self, transport: Transport, limit_bytes: int, timeline: Timeline) -> None:
@@ -142,9 +143,9 @@ class Executor:
         self._devices: Devices | None = None
 
     def plan(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> list[Work]:
-        """The work of operations that became ready together: with the same `ready` the same on all ranks.
+        """Plan the work of operations that became ready together; the same `ready` gives the same plan on all ranks.
 
-        operations: this rank's part of each.
+        operations: this rank's operation for each of `ready`.
         """
         if len(ready) == 1 and len(operations[0].buffers) == 1 and ready[0].asked.fusible:
             return [Work(operations, functools.partial(self._reduce, operations[0].buffers[0], operations))]
@@ -167,7 +168,7 @@ class Executor:
         return planned
 
     def _do_on_device(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
-        """Do operations on tensors of GPUs, allreduces or a single one; in the host's memory where it has to be so."""
+        """Execute allreduces, or a single operation, on GPU tensors; in host memory if the GPUs cannot."""
         if self._devices is None:
             self._devices = open_devices(self._transport)
         if self._devices.open(operations):
@@ -210,7 +211,7 @@ class Executor:
                 at = end
 
     def _fused(self, buffers: Sequence[Buffer]) -> Buffer:
-        """Memory for all of these, one after the other; the same the next time."""
+        """Return contiguous memory for all these buffers; it is reused by the next call."""
         dtype, count = buffers[0].dtype, sum([buffer.array.size for buffer in buffers])
         kept = self._kept.get(dtype)
         if kept is None or kept.size < count:
@@ -227,14 +228,14 @@ class Executor:
                 operation.outcome = operation.action(self._transport, ready.joined)
             elif kind == "allreduce":
                 adasum(self._transport, operation.buffers)
-            elif kind in _COLLECTIVES:  # of a barrier, say, nothing is left to do: everyone has announced it
+            elif kind in _COLLECTIVES:  # a barrier, for example, is done when all ranks have announced it
                 _COLLECTIVES[kind](self._transport, operation)
 
 
 def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> None:
-    """Reduce a buffer as it is asked, factors and all."""
+    """Reduce a buffer as requested, with prescale and postscale."""
     if buffer.dtype in SCALED:
-        if asked.prescale != 1.0:  # not after the sum, which may be too large for the dtype without it
+        if asked.prescale != 1.0:  # before the sum, which may overflow the dtype otherwise
             transport.arithmetic.combine(buffer, [buffer], scale=asked.prescale)
         after = asked.postscale / transport.size if asked.op == "average" else asked.postscale
         transport.allreduce(buffer, asked.sums, after)
@@ -249,7 +250,7 @@ def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> 
 
 
 def factors(asked: Announcement, size: int) -> tuple[float, float]:
-    """What is multiplied with before and after the reduction."""
+    """Return the factors before and after the reduction."""
     return asked.prescale, asked.postscale / size if asked.op == "average" else asked.postscale
 
 
@@ -271,12 +272,12 @@ def _alltoall(transport: Transport, operation: Operation) -> None:
     width = math.prod(operation.asked.tensors[0][1][1:])
     sent = [count * width for count in operation.rows[transport.rank]]
     received = [splits[transport.rank] * width for splits in operation.rows]
-    buffer = operation.buffers[0].slice(0, sum(sent))  # rows that no rank is to have stay here
+    buffer = operation.buffers[0].slice(0, sum(sent))  # rows beyond the splits are not sent
     operation.results = [transport.alltoall(buffer, sent, received)]
 
 
 def split_rows(rows: int, size: int) -> list[int]:
-    """Rows of a reducescatter's result on each rank: the first ones get one more where it does not divide."""
+    """Return the rows of a reducescatter's result on each rank; with a remainder, the first ranks get one more."""
     each, more = divmod(rows, size)
     return [each + (rank < more) for rank in range(size)]
 

@@ -1,4 +1,4 @@
-"""Integers with factors, and their averages: summed in a dtype that no sum exceeds, divided once, the fraction dropped.
+"""Scaling and averages of integers: summed in a dtype that cannot overflow, divided once, the fraction dropped.
 
 Fractions are dropped towards zero, as Horovod does. Horovod sums in the tensor's own dtype, where 200 + 200 + 200 is 88
 in uint8, and its average 29.
@@ -14,22 +14,22 @@ from hvdkit.transport.buffer import STORAGE, Array, Buffer, make_buffer
 
 
 def multiply(buffer: Buffer, factor: float) -> None:
-    """Multiply integers in place; what is not whole loses its fraction, as in Horovod."""
+    """Multiply integers in place; fractions of the products are dropped, as in Horovod."""
     if factor == 1.0:
         return
     divisor = _divisor(factor)
     if divisor and buffer.dtype != "bool":
-        buffer.array[:] = _divide(buffer.array, divisor, 0)  # exact, where a product of floats would not be
+        buffer.array[:] = _divide(buffer.array, divisor, 0)  # exact, unlike a product of floats
     else:
         buffer.array[:] = (buffer.array * factor).astype(buffer.array.dtype)
 
 
 def widen(buffer: Buffer, size: int, prescale: float = 1.0) -> Buffer:
-    """What is summed over `size` ranks for the average of `buffer` (n,), in new memory; prescaled.
+    """Make the prescaled numbers that are summed over `size` ranks for the average of `buffer` (n,), in new memory.
 
-    (n,) of int32 or int64; of 64-bit integers (2n,) of their own dtype: quotient and remainder of each by `size`, one
-    after the other, since the sum of all quotients and the sum of all remainders fit where that of the numbers does
-    not.
+    The result is (n,) of int32 or int64. For 64-bit integers it is (2n,) of their own dtype: quotient and remainder of
+    each number by `size`, in turn, because the sums of quotients and of remainders fit where the sum of the numbers
+    would overflow.
     """
     storage = STORAGE[buffer.dtype]
     if storage.itemsize < 8:
@@ -47,13 +47,13 @@ def widen(buffer: Buffer, size: int, prescale: float = 1.0) -> Buffer:
 
 
 def finish_average(out: Buffer, total: Buffer, size: int, postscale: float = 1.0) -> None:
-    """out (n,) = postscale * the average over `size` ranks. total: the sum over them of what widen() made; changed."""
+    """Compute out (n,) = postscale * the average over `size` ranks. total: the sum of the widen() results; changed."""
     whole: Array = total.array
     rest: Any = 0
     factor = postscale / size
     if total.count == 2 * out.count:
         left = total.array[1::2]
-        whole = total.array[::2] + left // size  # wraps back where the quotients' sum has wrapped
+        whole = total.array[::2] + left // size  # overflow here undoes an overflow in the quotients' sum
         rest = left % size
         factor = postscale
     divisor = _divisor(factor)
@@ -64,13 +64,13 @@ def finish_average(out: Buffer, total: Buffer, size: int, postscale: float = 1.0
 
 
 def _divisor(factor: float) -> int:
-    """The whole number from 1 up that `factor` is one over; 0 if there is none, or none of 63 bits."""
+    """Return the integer n >= 1 with factor == 1 / n; 0 if none exists, or none within 63 bits."""
     divisor = round(1 / factor) if factor >= 2.0**-62 else 0
     return divisor if divisor and 1 / divisor == factor else 0
 
 
 def _divide(numbers: Array, divisor: int, rest: Any) -> Array:
-    """The integers (n,) divided, towards zero. rest: (n,), or one: from 0 up to under 1 more, in any unit."""
+    """Divide integers (n,), rounding towards zero. rest: (n,) or scalar; the numbers' fractions in [0, 1), any unit."""
     if divisor > np.iinfo(numbers.dtype).max:
         numbers = numbers.astype(np.int64)
     quotients: Array = numbers // divisor

@@ -1,12 +1,12 @@
-"""The part of a joined rank in the other ranks' operations: all of these at once, until all ranks have joined.
+"""The contributions of a joined rank to the other ranks' operations, until all ranks have joined.
 
 To a named operation it contributes values that do not change the result (execution.join_contribution), to open plans
-zero rounds (planned/used_masks.py). Where ranks make a plan, or gather sparse gradients, this rank's optimizer takes
+zero rounds (planned/used_masks.py). When ranks make a plan, or gather sparse gradients, this rank's optimizer takes
 part without gradients of its own.
 
-The end: rank 0 of the group knows when the last rank has joined, and tells all, in the order of operations. Nobody
-trains then, so the zero rounds that are open end on all ranks with the same bucket. That takes a plan that all of them
-still have: one that belongs to an optimizer which some rank has dropped already is left out, after asking.
+The end: rank 0 of the group knows when the last rank has joined, and announces that to all ranks in the order of
+operations. No rank trains then, so the open zero rounds end on all ranks with the same bucket. This needs a plan that
+all ranks still have: the ranks compare their plans, and leave out those of optimizers that some rank has dropped.
 """
 
 from __future__ import annotations
@@ -24,38 +24,39 @@ from hvdkit.transport.small_collectives import allgather_object
 
 
 class JoinedPlan(Protocol):
-    """A plan of gradients as a rank sees it that has joined; see BucketReducer in planned/reducer.py."""
+    """The interface of a gradient plan for a joined rank; see BucketReducer in planned/reducer.py."""
 
     def zero_rounds(self) -> ZeroRounds: ...
     def end_zero_rounds(self) -> None: ...
 
 
 class Joining:
-    """The plans of a group of ranks, and one rank's part in them while it waits in join()."""
+    """The plans of a group of ranks, and one rank's contributions to them while it waits in join()."""
 
     def __init__(self) -> None:
-        #: Open plans, by the names that all ranks know them by.
+        #: Open plans, by name; the names are the same on all ranks.
         self.plans: weakref.WeakValueDictionary[str, JoinedPlan] = weakref.WeakValueDictionary()
-        #: How often each plan has been gone through, by name; this counts on when a plan is made anew.
+        #: Number of rounds of each plan, by name; a new plan of the same name continues the count.
         self.rounds: Counter[str] = Counter()
-        #: How many operations have become ready.
+        #: Number of operations that have become ready.
         self.operations = 0
-        #: What to do in an operation, by name, that this rank has not submitted; a method of something that may go.
+        #: Name of an operation -> returns this rank's action in it if the rank has not submitted it; None if the owner
+        #: of the action no longer exists.
         self.contributions: dict[str, Callable[[], Action | None]] = {}
-        #: What goes on only if no rank joins, and what to do instead of join(), in words.
+        #: Objects that forbid join(), each with the error text, which names an alternative.
         self.refusals: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._done: weakref.WeakSet[JoinedPlan] = weakref.WeakSet()
         self._wanted: set[str] | None = None
         self._began: tuple[dict[str, int], int] = {}, 0
 
     def begin(self) -> None:
-        """This rank joins."""
+        """Begin this rank's join."""
         self._began = dict(self.rounds), self.operations
         self._done.clear()
         self._wanted = None
 
     def action_for(self, name: str) -> Action:
-        """This rank's part of an operation, of a kind in WITH_ACTION, that it has not submitted."""
+        """Return this rank's action in an operation that it has not submitted, of a kind in WITH_ACTION."""
         action = self.contributions.get(name, lambda: None)()
         if action is None:
             raise HorovodInternalError(
@@ -65,7 +66,7 @@ class Joining:
         return action
 
     def advance(self) -> bool:
-        """Do what can be done in the zero rounds without waiting; True if anything moved."""
+        """Advance the zero rounds without waiting. Returns True if there was progress."""
         moved = False
         for plan in list(self.plans.values()):
             if plan not in self._done:
@@ -77,9 +78,10 @@ class Joining:
         return moved
 
     def settle(self, transport: Transport, last: int) -> int:
-        """All ranks have joined; find out which plans all of them have, and who has come farthest. Collective.
+        """Find the plans that all ranks have, after all have joined; collective. Returns the rank with most progress.
 
-        last: the rank whose announcement came last, which need not be the one that has: announcements may overtake.
+        last: the rank whose announcement came last. It may have less progress, because announcements can overtake each
+        other.
         """
         seen = allgather_object(transport, (list(self.plans), *self._began))
         self._wanted = wanted = set.intersection(*(set(names) for names, _, _ in seen))
@@ -88,7 +90,7 @@ class Joining:
 
     @property
     def all_have_joined(self) -> bool:
-        """Is that known here, and what is to be ended then?"""
+        """Does this rank know that all ranks have joined, and which plans they all have?"""
         return self._wanted is not None
 
     @property
@@ -99,5 +101,5 @@ class Joining:
         return all(plan in self._done for name, plan in list(self.plans.items()) if name in self._wanted)
 
 
-#: Kinds of operations that a rank which has joined takes part in with an action of its own.
+#: Kinds of operations in which a joined rank takes part with an action of its own.
 WITH_ACTION = frozenset({"plan", "sparse_gradients", "tune"})

@@ -1,8 +1,8 @@
-"""One rank's part in finding out what is ready everywhere: it sends what it has to rank 0, which answers all ranks.
+"""One rank's side of the negotiation: it announces operations to rank 0, which answers all ranks when they are ready.
 
-The books of rank 0 are in coordinator.py. In a large world announcements go up a tree of ranks, and answers down it
-(tree.py), so that rank 0 hears and tells a few others only. A rank that leaves takes what is below it with it: those
-ranks are told that nothing can be done any more.
+Rank 0's record of announcements is in coordinator.py. In a large world announcements go up a tree of ranks, and answers
+down it (tree.py), so that rank 0 exchanges messages with a few others only. When a rank leaves, the ranks below it in
+the tree are cut off: they are informed, and fail all operations.
 
 All methods but add() are called by one thread at a time.
 """
@@ -25,12 +25,24 @@ from hvdkit.transport.mailbox import Mailbox
 
 
 class Negotiator:
-    """Announces for one rank of `mail`; all ranks make one together.
+    """Announces the operations of one rank; all ranks make a Negotiator together.
 
-    heard: what rank 0 has answered, in its order; operations in one list have become ready together. windows: how
-    rounds of plans went here, which the next message tells rank 0; for any thread. numbers: of this rank. closed: has
-    rank 0 left, or a rank on the way to it? who: names a rank for messages. stragglers: hears how the rounds of plans
-    go, on rank 0. hear_of_steps: is given what send() has sent. fanout: see tree.py. clock: in seconds.
+    Arguments:
+    mail: the mailbox that connects the ranks.
+    rank: this rank's number.
+    size: number of ranks.
+    who: names a rank for messages.
+    stalls: reports operations that wait too long, on rank 0.
+    fanout: see tree.py.
+    stragglers: receives the windows of all ranks, on rank 0; None for none.
+    hear_of_steps: called with sender, kind and content of each message that a rank has sent with send().
+    clock: returns the time in seconds.
+
+    Attributes:
+    heard: rank 0's answers, in its order; operations in one list have become ready together.
+    windows: times of this rank's rounds of plans, which the next message sends to rank 0; for any thread.
+    numbers: this rank's numbers of operations.
+    closed: Has rank 0 left, or a rank between it and this rank in the tree?
     """
 
     def __init__(
@@ -63,11 +75,11 @@ class Negotiator:
 
     @property
     def has_more(self) -> int:
-        """How much waits for the next message."""
+        """The number of items that wait for the next message."""
         return len(self._waiting) + len(self.windows)
 
     def turn(self) -> bool:
-        """Send and receive what can be now; True if anything moved."""
+        """Send and receive messages without waiting. Returns True if there was progress."""
         moved = False
         if waiting := self._waiting:
             item = self.numbers.item
@@ -86,16 +98,16 @@ class Negotiator:
         return moved
 
     def look(self) -> None:
-        """Look for operations that have waited too long; called now and then."""
+        """Check for operations that have waited too long; called at intervals."""
         if self._coordinator is not None:
             self._stalls.look(self._coordinator, lambda rank: self._mail.send(rank, _pack("stack?", None)))
 
     def send(self, rank: int, what: str, content: Any) -> None:
-        """Send a rank a message of step_runner.py; from or to rank 0."""
+        """Send a rank a message of step_runner.py; sender or receiver is rank 0."""
         self._mail.send(rank, _pack(what, content))
 
     def leave(self, why: str) -> None:
-        """Tell the others that this rank takes no further part. why: with its name."""
+        """Notify the other ranks that this rank has stopped. why: the reason, with this rank's name."""
         if self._place.parent >= 0:
             self._mail.send(self._place.parent, _pack("leave", (self._rank, why)))
         self._send_down(_pack("closed", why))
@@ -105,7 +117,7 @@ class Negotiator:
         self._mail.close(idle=idle)
 
     def _enter(self, ranks: int, items: list[Item]) -> None:
-        """Enter what some ranks announce into the books of this rank, or send it to the one that has some."""
+        """Pass the announcements of some ranks to this rank's coordinator or merger, or send them to the parent."""
         if self._coordinator is not None:
             self._coordinator.announce(ranks, items, self._clock())
         elif self._merger is not None:
@@ -125,7 +137,7 @@ class Negotiator:
         return bool(merged)
 
     def _send_down(self, message: bytes) -> None:
-        for first in reversed(self._place.children):  # the first one speaks for most
+        for first in reversed(self._place.children):  # the first child may have the largest subtree
             self._mail.send(first, message)
 
     def _receive(self, sender: int, message: bytes) -> None:
@@ -158,12 +170,12 @@ class Negotiator:
         if self._coordinator is not None:
             self._coordinator.leave(rank, why)
         elif self._merger is not None:
-            self._merger.flush()  # what it has announced before
+            self._merger.flush()  # pass on its earlier announcements first
             self._pass_on()
             self._mail.send(self._place.parent, _pack("leave", (rank, why)))
 
     def _answer(self) -> None:
-        """Send every rank the answers, this one last, so that nobody waits for what it does."""
+        """Send the answers to every rank, and then queue them here, so that no rank waits for this rank's work."""
         assert self._coordinator is not None
         answers, self._coordinator.answers = self._coordinator.answers, []
         if self._place.children:
@@ -185,7 +197,7 @@ class Negotiator:
 
 @functools.lru_cache(maxsize=4096)
 def _decode(encoded: bytes) -> Announcement:
-    """The announcement of Announcement.encoded; the same object for the same bytes."""
+    """Decode Announcement.encoded; returns the same object for the same bytes."""
     return Announcement(*pickle.loads(encoded))
 
 

@@ -1,4 +1,4 @@
-"""A named operation: what a rank announces, what all ranks are answered, and one rank's part of it."""
+"""A named operation: a rank's announcement of it, the answer to all ranks, and one rank's state of it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from hvdkit.transport.buffer import STORAGE, Buffer, Op
 Shape = tuple[int, ...]
 Options = tuple[tuple[str, str], ...]
 
-#: The name under which join() is answered.
+#: The name of join() in answers.
 JOIN = "join"
-#: The option that says where tensors are; without it they are in the memory of the host.
+#: The option with the device of the tensors; without it they are in host memory.
 DEVICE = "device"
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """One rank's wish for an operation.
+    """One rank's request for an operation.
 
-    kind: allreduce, allgather, broadcast, alltoall, reducescatter, barrier or the word for a collective step. tensors:
-    (dtype, shape) of each tensor of the operation, a group having several. options: what all ranks must give alike, as
-    (word, value). splits: rows for each rank, of an alltoall; the ranks' own.
+    kind: allreduce, allgather, broadcast, alltoall, reducescatter, barrier or the word for a collective step.
+    tensors: (dtype, shape) of each tensor of the operation; a grouped operation has several.
+    options: (word, value) pairs that must be equal on all ranks.
+    splits: of an alltoall, the rows for each rank; may differ between ranks.
     """
 
     kind: str
@@ -45,34 +46,34 @@ class Announcement:
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """As it is sent: the pickled fields."""
+        """The pickled fields, for sending."""
         return pickle.dumps((self.kind, self.tensors, self.options, self.splits), pickle.HIGHEST_PROTOCOL)
 
     @functools.cached_property
     def counts(self) -> tuple[int, ...]:
-        """Elements of each tensor."""
+        """The number of elements of each tensor."""
         return tuple(math.prod(shape) for _, shape in self.tensors)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each tensor."""
+        """The size of each tensor in bytes."""
         return tuple(
             count * STORAGE[dtype].itemsize for count, (dtype, _) in zip(self.counts, self.tensors, strict=True)
         )
 
     @functools.cached_property
     def op(self) -> str:
-        """Of a reduction: an Op, "average" or "adasum"; "" of other kinds."""
+        """The operation of a reduction: an Op, "average" or "adasum"; "" for other kinds."""
         return self.option("op")
 
     @functools.cached_property
     def sums(self) -> Op:
-        """What the transport is to do in a reduction: an average is a sum."""
+        """The operation that the transport performs in a reduction: "sum" for an average."""
         return "sum" if self.op == "average" else self.op  # type: ignore[return-value]
 
     @functools.cached_property
     def fusible(self) -> bool:
-        """May it be done with others as one allreduce in the host's memory?"""
+        """May it be fused with others into one allreduce in host memory?"""
         return self.kind == "allreduce" and self.op != "adasum" and not self.on_device
 
     @functools.cached_property
@@ -82,41 +83,44 @@ class Announcement:
 
     @functools.cached_property
     def device(self) -> str:
-        """Where the tensors are that are given to the engine: "cpu" or "cuda"."""
+        """The device of the tensors that are passed to the engine: "cpu" or "cuda"."""
         return self.option(DEVICE) or "cpu"
 
     def at(self, device: str) -> Announcement:
-        """The same operation on tensors there, "cpu" or "cuda"."""
+        """Return the same request for tensors on another device, "cpu" or "cuda"."""
         options = tuple(option for option in self.options if option[0] != DEVICE)
         return dataclasses.replace(self, options=options if device == "cpu" else (*options, (DEVICE, device)))
 
     @functools.cached_property
     def prescale(self) -> float:
-        """What is multiplied with before the reduction."""
+        """The factor before the reduction."""
         return float(self.option("prescale factor") or 1)
 
     @functools.cached_property
     def postscale(self) -> float:
-        """What is multiplied with after the reduction, apart from the division of an average."""
+        """The factor after the reduction, without the division of an average."""
         return float(self.option("postscale factor") or 1)
 
     def option(self, word: str) -> str:
-        """The value of an option; "" without it."""
+        """Return the value of an option; "" without it."""
         return dict(self.options).get(word, "")
 
 
-#: Announced under no name: this rank has no more work of its own, until all have joined.
+#: Announced without a name: this rank has no more work of its own until all ranks have joined.
 JOINING = Announcement("join", ())
-#: Announced under the name of an operation: this rank does not wait for it any more.
+#: Announced under the name of an operation: this rank no longer waits for it.
 WITHDRAWING = Announcement("withdraw", ())
 
 
 class Ready(NamedTuple):
-    """All ranks have announced it: it is done now.
+    """The answer to an operation that all ranks have announced: execute it now.
 
-    asked: as one of the ranks announced it. rows: for each rank, of an allgather the first dimension of each tensor, of
-    an alltoall the splits. joined: ranks that take part with zeros. number: what ranks announce it by from now on; -1
-    for none, and for an operation that is done by its number.
+    name: of the operation.
+    asked: the request of one of the ranks.
+    rows: of each rank; for an allgather the first dimension of each tensor, for an alltoall the splits.
+    joined: ranks that take part with zeros.
+    number: the number by which ranks announce the operation from now on; -1 for none, and for an operation that was
+        announced by its number.
     """
 
     name: str
@@ -127,7 +131,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """It cannot be done, on any rank. disagree: as the ranks have announced what does not go together."""
+    """The answer to an operation that fails on all ranks. disagree: because the announcements contradict each other."""
 
     name: str
     why: str
@@ -135,13 +139,13 @@ class Failed(NamedTuple):
 
 
 class AllJoined(NamedTuple):
-    """Every rank has joined; they are all free again. last: the one that came last."""
+    """The answer when every rank has joined; no rank counts as joined from then on. last: the rank that joined last."""
 
     last: int
 
 
 class Closed(NamedTuple):
-    """Nothing can be done any more, since a rank has left that answers or passes on answers."""
+    """Ends all operations, because a rank has left that makes answers or passes them on."""
 
     why: str
 
@@ -149,18 +153,24 @@ class Closed(NamedTuple):
 #: An integer is the number of an operation that is ready, with no rank joined.
 Answer = int | Ready | Failed | AllJoined | Closed
 
-#: What an operation of a kind of its own does, given the transport and the ranks that have joined.
+#: The function that a collective step runs; it gets the transport and the ranks that have joined.
 Action = Callable[[Transport, Sequence[int]], Any]
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One rank's part of a named operation.
+    """One rank's state of a named operation.
 
-    buffers: contiguous, one a tensor; read, and by allreduce and broadcast overwritten. action: what is done, of a kind
-    that is no collective; the engine goes on if it raises alike on all ranks. results: of the kinds that do not
-    overwrite, in new memory. rows: what the ranks brought along, see Ready. outcome: what the action returned; of
-    tensors on a GPU see Devices. last_joined: of a join. error: instead of a result; set before done.
+    name: of the operation.
+    asked: this rank's request.
+    buffers: contiguous, one a tensor; read, and overwritten by allreduce and broadcast.
+    action: runs instead of a collective; if it raises the same error on all ranks, the engine goes on.
+    results: in new memory, of the kinds that do not overwrite their buffers.
+    rows: the rows of each rank, see Ready.
+    outcome: the result of the action; for tensors on a GPU see Devices.
+    last_joined: of a join, the rank that joined last.
+    done: set when the operation has ended, last of all fields.
+    error: set instead of a result; None without an error.
     """
 
     name: str
@@ -176,5 +186,5 @@ class Operation:
 
 
 def label_of(kind: str, name: str) -> str:
-    """An operation in messages."""
+    """Name an operation for messages."""
     return name if name.startswith(kind) else f"{kind} ({name})"

@@ -1,7 +1,7 @@
-"""Rank 0's books of all ranks' steps (step_runner.py): which have failed, and which take long.
+"""Rank 0's record of all ranks' steps (step_runner.py): which have failed, and which take long.
 
-No input or output but by `send`. Invariants: a failed step is forgotten when all ranks that have not left have reported
-it; once stopped, no other message about steps is sent. Used with the engine's lock for messages held.
+Input and output go through `send` only. Invariants: a failed step is removed when all ranks that have not left have
+reported it; once stopped, no other message about steps is sent. The caller holds the engine's lock for messages.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from hvdkit.config import Config
 from hvdkit.engine.observe.stall import describe_stacks, tell_command
 from hvdkit.log import logger
 
-_ANSWER_S = 1.0  # how long ranks are waited for that have been asked where they are
+_ANSWER_S = 1.0  # how long rank 0 waits for the ranks' replies about their progress
 _MOST_STACKS = 8
 
 _AFTERWARDS = "These ranks can do no more operations until all of them have called hvd.shutdown() and hvd.init()."
 
 
 class Place(NamedTuple):
-    """Where a rank is.
+    """The progress of a rank.
 
-    ended: the number of its last step that has ended. begun: collectives, in the present one. waits: for other ranks.
-    stack: of the thread in the step; "" if it is in none.
+    ended: the number of its last step that has ended.
+    begun: number of collectives that it has begun in the present step.
+    waits: Does it wait for other ranks?
+    stack: of the thread that executes the step; "" if no step is under way.
     """
 
     ended: int
@@ -38,8 +40,13 @@ class Place(NamedTuple):
 class _Slow:
     """A step that takes long.
 
-    reported: the ranks that have said so and are in it. places: what ranks have answered. known: steps ended and
-    collectives begun, before.
+    label: names the step for messages.
+    since_s: time of its beginning, or of the last progress.
+    reported: the ranks that have reported it and are still in it.
+    reported_s: seconds after since_s at which it was last in a stall report; 0 before.
+    asked_s: time of the query for the ranks' progress that is under way; 0 for none.
+    places: the replies of the ranks.
+    known: (steps ended, collectives begun) of each rank, as known before these replies.
     """
 
     label: str
@@ -52,7 +59,7 @@ class _Slow:
 
 
 class StepBooks:
-    """The steps of `size` ranks. send: sends one of them a message. who: names it."""
+    """The steps of `size` ranks. config: the stall settings. send: sends a rank a message. who: names a rank."""
 
     def __init__(
         self,
@@ -69,7 +76,7 @@ class StepBooks:
         self.stopped = False
 
     def hear(self, rank: int, content: tuple[Any, ...]) -> None:
-        """A message of a rank."""
+        """Handle a message from a rank."""
         what, *rest = content
         if what == "failed":
             self._fail(rank, rest[0], (rest[1], rest[2], rest[3]))
@@ -106,7 +113,7 @@ class StepBooks:
                 self._send(peer, ("failing", number, begun, why))
 
     def _settle(self, number: int) -> bool:
-        """Tell the ranks on which a step has failed to go on, if those are all that there are; False if not."""
+        """Let the ranks go on if a step has failed on all ranks that have not left. Returns False otherwise."""
         failed = self._failed[number]
         if len(self._left | failed.keys()) < self._size:
             return False
@@ -123,7 +130,7 @@ class StepBooks:
                 self._send(peer, ("stop", f"{why.rstrip('.')}. {_AFTERWARDS}"))
 
     def look(self) -> None:
-        """Tell of a step that takes too long, or end it; called now and then."""
+        """Report a step that takes too long, or end it; called at intervals."""
         if not self._slow or self.stopped:
             return
         number = min(self._slow)
@@ -152,7 +159,7 @@ class StepBooks:
             logger.warning("%s%s", report, tell_command())
 
     def _progressed(self, slow: _Slow) -> bool:
-        """Has any rank ended a step or begun a collective since it was asked before?"""
+        """Has any rank ended a step or begun a collective since the query before?"""
         moved = False
         for rank, place in slow.places.items():
             now = (place.ended, place.begun)

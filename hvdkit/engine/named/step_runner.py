@@ -1,12 +1,13 @@
-"""Executing work so that an error in it on one rank, or a hang, becomes known to all ranks.
+"""Executes work so that an error on one rank, or a hang, becomes known to all ranks.
 
-All ranks do the same work in the same order, so a piece of work, here a step, has the same number everywhere. A rank on
-which one fails tells rank 0 so, with the number of collectives that it has begun in it. If the step fails on all ranks
-after the same collectives they are still in step: each raises its error, and goes on. Else some rank waits for the
-failed one, or has gone on without it. Whoever finds that out says so, and rank 0 stops all of them (step_books.py).
+All ranks do the same work in the same order, so a unit of work, here a step, has the same number everywhere. A rank on
+which a step fails reports that to rank 0, with the number of collectives that it has begun in the step. If the step
+fails on all ranks after the same collectives, they are still in step: each raises its error, and goes on. Otherwise
+some rank waits for the failed rank, or has gone on without it. The rank that finds this reports it, and rank 0 stops
+all ranks (step_books.py).
 
-The fields that messages read or change are used with the engine's lock for messages held. That lock is taken after the
-one for execution, under which all of do() runs.
+The engine's lock for messages protects the fields that messages read or change. That lock is taken after the lock for
+execution, under which all of do() runs.
 """
 
 from __future__ import annotations
@@ -36,19 +37,25 @@ from hvdkit.transport.polling import Backoff, Calls, calls, watch_waits
 
 _UP, _DOWN = "step", "steps"  # kinds of messages: to rank 0, and from it
 _FRAMES = 8
-_LOOKED_S = 0.5  # a wait is looked at every 0.1 s, see polling.py
+_LOOKED_S = 0.5  # a wait calls _wait_goes_on() every 0.1 s, see polling.py
 _LONGEST_TEXT = 1500  # so that MPI sends it at once
 
-#: Of a failure: the ranks cannot be in step any more; they are, whatever they have begun.
+#: Special counts of collectives in a failure: the ranks are out of step; they are in step regardless of their counts.
 _OUT_OF_STEP, _IN_STEP = -1, 2**62
 
 
 class StepRunner:
-    """Does the steps of an engine on one rank.
+    """Executes the steps of an engine on one rank.
 
-    send: sends a rank a message of a kind. talk: sends and receives; True if anything moved. talking: the lock for
-    messages. closed: has rank 0 left, or a rank on the way to it? failed: told why no operation can be done any more,
-    and the error if it is this rank's. who: names a rank. notice_s: after how long a step is reported.
+    transport: the engine's.
+    config: the stall settings.
+    send: sends a message: rank, kind, content.
+    talk: sends and receives messages; returns True if there was any.
+    talking: the lock for messages.
+    closed: Has rank 0 left, or a rank between it and this rank in the tree?
+    failed: called when no operation can be done any more, with the reason, and the error if it is this rank's.
+    who: names a rank.
+    notice_s: seconds after which a running step is reported.
     """
 
     def __init__(
@@ -69,26 +76,27 @@ class StepRunner:
         self._books: StepBooks | None = None
         if transport.rank == 0:
             self._books = StepBooks(transport.size, config, lambda rank, text: self._tell(rank, _DOWN, text), who)
-        self._reason: str | None = None  # why no step is begun any more, and one under way is left
+        self._reason: str | None = None  # why no step can begin any more, and a running step is aborted
         self._stopped = self._apart = False
-        self._number = self._ended = 0  # of the step begun last, and of the last one that has ended
+        self._number = self._ended = 0  # numbers of the last step that began, and of the last that ended
         self._work: Work | None = None
         self._thread, self._began_s, self._looked_s = 0, 0.0, 0.0
         self._calls, self._before = Calls(), 0
         self._reported = self._failed_step = 0
-        self._failing: tuple[int, int, str] | None = None  # on another rank: step, collectives begun, why
+        self._failing: tuple[int, int, str] | None = None  # failure on another rank: step, collectives begun, reason
         self._alike: tuple[int, bool] | None = None
 
     @property
     def stopped(self) -> bool:
-        """Are all ranks stopped, or will they be? Some have left collectives before their end, or not begun them."""
+        """Are all ranks stopped, or will they be? Then some ranks have not begun, or not completed, a collective."""
         return self._stopped or self._apart or (self._books is not None and self._books.stopped)
 
     def do(self, work: Work) -> Exception | None:
-        """Do a step; returns the error of its operations if it has failed and the engine goes on, as ranks are in step.
+        """Execute a step. Returns None, or the error of its operations if it failed but the ranks are still in step.
 
-        That is this rank's own error if the step has failed on all ranks alike. If the others have another kind of
-        error, or have left, it is a HorovodInternalError caused by that; a LocalFailureError if that is not hvdkit's.
+        The returned error is this rank's own if the step failed with the same kind of error on all ranks. If other
+        ranks have another kind of error, or have left, it is a HorovodInternalError caused by this rank's error, or a
+        LocalFailureError if this rank's error is not one of hvdkit's.
         Raises these two, with the text of the first error, if ranks are out of step or the engine has been stopped.
         """
         if self._reason is not None:
@@ -104,8 +112,8 @@ class StepRunner:
             return self._agree_on(error)
         finally:
             watch_waits(outer)
-            self._ended, self._work = self._number, None  # what it was made for, an optimizer say, may be thrown away
-            if self._reported == self._number or self._failing is not None:  # seen by hear() otherwise
+            self._ended, self._work = self._number, None  # the work's owner, such as an optimizer, may be freed
+            if self._reported == self._number or self._failing is not None:  # a later message is handled by hear()
                 self._tell_of_end()
         return None
 
@@ -117,7 +125,7 @@ class StepRunner:
                 self._compare(self._failing)
 
     def _wait_goes_on(self) -> None:
-        """A step waits for other ranks: answer messages meanwhile, and end the wait if there is no hope."""
+        """Handle messages while a step waits for other ranks, and end the wait if it cannot succeed."""
         self._looked_s = time.monotonic()
         self._talk()
         if self._reason is not None:
@@ -126,7 +134,7 @@ class StepRunner:
     def _agree_on(self, error: Exception) -> Exception:
         if self._reason is not None:
             raise _failure_by(error)(self._reason) from error
-        if not isinstance(error, RankLostError):  # else the others find it out by themselves
+        if not isinstance(error, RankLostError):  # the other ranks notice a lost rank by themselves
             with self._talking:
                 certain = self._tell_of(error)
             if certain or not isinstance(error, TransportError):
@@ -138,12 +146,12 @@ class StepRunner:
         raise failure
 
     def _tell_of(self, error: Exception) -> bool:
-        """Tell rank 0 that the step has failed here; False if there is no answer to wait for."""
+        """Report to rank 0 that the step has failed here. Returns False if rank 0 will send no answer."""
         begun = self._begun
         if isinstance(error, PlanMismatchError):
-            begun = _IN_STEP  # raised by what all ranks have found out together
+            begun = _IN_STEP  # all ranks raise it together
         elif self._calls.uncertain or (isinstance(error, TransportError) and not isinstance(error, SharedMemoryError)):
-            begun = _OUT_OF_STEP  # too little shared memory is found out together, but by the ranks of one host
+            begun = _OUT_OF_STEP  # except SharedMemoryError: the ranks of one host raise it together
         assert self._work is not None
         kind, text = type(error).__name__, str(error)[:_LONGEST_TEXT]
         self._failed_step = self._number
@@ -152,7 +160,7 @@ class StepRunner:
         return begun != _OUT_OF_STEP
 
     def _hear_of(self, error: Exception) -> Exception:
-        """Wait for what rank 0 says of a failed step; see do() for what is returned, and what raised."""
+        """Wait for rank 0's answer about a failed step; returns and raises the errors that do() documents."""
         backoff = Backoff(self._transport.check)
         while self._reason is None:
             same = self._alike[1] if self._alike is not None and self._alike[0] == self._number else None
@@ -162,7 +170,7 @@ class StepRunner:
                 if same:
                     return error
                 failure = _failure_by(error)(f"{describe(error)} (on {self._name})")
-                failure.__cause__ = error  # a LocalFailureError's is what elastic.run() ends the rank with
+                failure.__cause__ = error  # elastic.run() ends the rank with the cause of a LocalFailureError
                 return failure
             try:
                 if not self._talk():
@@ -172,7 +180,7 @@ class StepRunner:
         raise _failure_by(error)(self._reason) from error
 
     def stop_all(self, label: str, error: Exception) -> HorovodInternalError:
-        """Stop the engine on all ranks, for an error outside of steps; returns what to raise here."""
+        """Stop the engine on all ranks after an error outside of steps. Returns the error to raise here."""
         why = f"{label} failed on {self._name} with {describe(error)}"
         with self._talking:
             self._tell_first(("apart", 0, why))
@@ -182,7 +190,7 @@ class StepRunner:
         return HorovodInternalError(why)
 
     def _end(self, why: str, error: HorovodInternalError | None = None) -> None:
-        """No step is done here any more."""
+        """Refuse all further steps on this rank."""
         self._reason = self._reason or why
         self._failed(why, error)
 
@@ -191,11 +199,11 @@ class StepRunner:
         return self._calls.begun - self._before
 
     def leave(self) -> None:
-        """This rank takes no further part; with the lock for messages."""
+        """Report to rank 0 that this rank has stopped; the caller holds the lock for messages."""
         self._tell_first(("left",))
 
     def look(self) -> None:
-        """Tell of what takes long; called now and then, with the lock for messages."""
+        """Report steps that take long; called at intervals, with the lock for messages held."""
         if self._ended < self._number:
             self._report()
         if self._books is not None:
@@ -211,7 +219,7 @@ class StepRunner:
             self._tell_first(("slow", self._number, work.label, self._begun, seconds))
 
     def hear(self, sender: int, kind: str, content: Any) -> None:
-        """A message about steps; with the lock for messages."""
+        """Handle a message about steps; the caller holds the lock for messages."""
         what, *rest = content
         if kind == _UP:
             if self._books is not None:
@@ -228,7 +236,7 @@ class StepRunner:
             self._tell_first(("there", self._place()))
 
     def _compare(self, failing: tuple[int, int, str]) -> None:
-        """Has this rank come farther than one that has failed? Then it waits in vain, or has done without it."""
+        """Report to rank 0 if this rank is ahead of a failed rank: it waits in vain, or has gone on without it."""
         number, begun, why = failing
         if number == self._failed_step:
             self._failing = None
@@ -251,7 +259,7 @@ class StepRunner:
             self._tell(0, _UP, content)
 
     def _tell(self, rank: int, kind: str, content: Any) -> None:
-        with contextlib.suppress(TransportError):  # whoever waits for a rank that is gone is told of it there
+        with contextlib.suppress(TransportError):  # the ranks that wait for a lost rank get this error in their wait
             self._send(rank, kind, content)
 
 
@@ -260,5 +268,5 @@ def _failure_by(error: Exception) -> type[HorovodInternalError]:
 
 
 def describe(error: Exception) -> str:
-    """The error with its kind."""
+    """Return the type and text of an error."""
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Named operations as an adapter asks for them: which ranks, which options, which name. Knows no tensors."""
+"""How an adapter submits named operations: ranks, options and names. Contains no code for tensors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,16 @@ def do(
     *,
     wait: bool = True,
 ) -> Operation:
-    """Do a named operation now, or only begin it. name: made up, in the order of operations of this kind, if None.
+    """Execute a named operation, or only begin it.
 
-    tensors: dtype and shape of each. splits: of an alltoall. wait: faster than to begin it and to wait for it then.
+    group: the ranks that take part.
+    kind: see Announcement.
+    name: of the operation; None for a name made from its number among the unnamed operations of this kind.
+    tensors: dtype and shape of each tensor.
+    buffers: see Operation.
+    options: see Announcement.
+    splits: see Announcement.
+    wait: return when the operation is done; this is faster than to begin it and wait for it afterwards.
     """
     engine = group.engine
     run = engine.do if wait else engine.submit
@@ -43,40 +50,51 @@ def do(
 def _announcement(
     kind: str, tensors: tuple[tuple[str, tuple[int, ...]], ...], options: Options, splits: tuple[int, ...]
 ) -> Announcement:
-    # The same one again: it is compared sooner, and the collector has less to look at.
+    # Reusing the same object makes comparisons faster, and leaves the garbage collector less to check.
     return Announcement(kind, tensors, options, splits)
 
 
 def collective_step(
     engine: Engine, kind: str, action: Action | None, *, name: str = "", options: Sequence[tuple[str, str]] = ()
 ) -> Any:
-    """Wait until every rank has come to this step, do it, and return what `action` returns, if there is one.
+    """Wait until every rank calls this step, then run `action`, if any, on all ranks. Returns the result of `action`.
 
-    It is a named operation: the stall report sees it, it fails on every rank when one has left or calls something else,
-    and it comes in one order on all ranks, whatever other operations are under way.
+    It is a named operation: the stall report covers it, it fails on every rank if a rank has left or calls something
+    else, and it has the same position in the order of operations on all ranks, whatever else is under way.
 
-    kind: what the step is, in a word that users know. name: of the step; without one it is the n-th of all such steps,
-    so that ranks which come to different ones are told. options: what all ranks must say alike, as (word, value).
-    Raises HorovodInternalError if the ranks disagree or one has left, and what `action` raises on all ranks alike.
+    engine: of the ranks that take part.
+    kind: the purpose of the step, in a word that users know.
+    action: runs on all ranks; None to wait for the ranks only.
+    name: of the step; unnamed steps are numbered, so that ranks at different steps get an error.
+    options: (word, value) pairs that must be equal on all ranks.
+    Raises HorovodInternalError if the ranks disagree or one has left, and the error of `action` if all ranks raise it.
     """
     named = f"{kind}.{name}" if name else f"{STEP}.{engine.count(STEP)}"
     return engine.do(named, Announcement(kind, (), tuple(options)), (), action=action).outcome
 
 
 def all_true(group: Group, flag: bool, name: str) -> bool:
-    """Is it true on all ranks of the group? Collective; raises what do() raises."""
+    """Return whether `flag` is true on all ranks of the group. Collective; raises what do() raises."""
     return not largest(group, int(not flag), name)
 
 
 def largest(group: Group, number: int, name: str) -> int:
-    """The largest number (int32) of the ranks of the group. Collective; raises what do() raises."""
+    """Return the largest `number` (int32) among the ranks of the group. Collective; raises what do() raises."""
     buffer = Buffer(np.array([number], np.int32), "int32")
     do(group, "allreduce", name, [("int32", (1,))], [buffer], _write_options("max", 1.0, 1.0))
     return int(buffer.array[0])
 
 
 def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
-    """What the ranks must agree on in a reduction; TypeError for what cannot be done with a dtype."""
+    """Make the options of a reduction, which must be equal on all ranks.
+
+    dtypes: of the tensors.
+    op: the reduction.
+    prescale: factor before the reduction.
+    postscale: factor after it.
+    call: the public function, for messages.
+    Raises TypeError for an operation that a dtype does not support.
+    """
     scaled = op is Average or prescale != 1 or postscale != 1
     for dtype in dtypes:
         check_reduction(dtype, op.kind, call)
@@ -93,7 +111,10 @@ def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postsca
 
 
 def scatter_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
-    """As reduce_options, for a reducescatter; NotImplementedError, as in Horovod, unless `op` is Average or Sum."""
+    """Like reduce_options(), for a reducescatter.
+
+    Raises NotImplementedError, as Horovod does, unless `op` is Average or Sum.
+    """
     if op not in (Average, Sum):
         raise NotImplementedError(f"{call}: op is {op!r}; use hvd.Average or hvd.Sum.")
     return reduce_options(dtypes, op, prescale, postscale, call)
@@ -105,9 +126,10 @@ def _write_options(op: str, prescale: float, postscale: float) -> tuple[tuple[st
 
 
 def root_options(process_set: ProcessSet, root_rank: int, call: str) -> Options:
-    """What the ranks must agree on in a broadcast; ValueError if `root_rank` is not in the set.
+    """Make the options of a broadcast, which must be equal on all ranks.
 
-    root_rank: in the world. call: the public function, for messages.
+    root_rank: number in the world. call: the public function, for messages.
+    Raises ValueError if `root_rank` is not in the set.
     """
     ranks = process_set.ranks or []
     if root_rank not in ranks:
@@ -116,7 +138,14 @@ def root_options(process_set: ProcessSet, root_rank: int, call: str) -> Options:
 
 
 def check_splits(rows: int, splits: Sequence[int] | None, size: int, call: str) -> tuple[int, ...]:
-    """How many of `rows` each rank gets: equal parts without `splits`. ValueError if they do not add up."""
+    """Return the number of rows for each rank of an alltoall.
+
+    rows: rows of the tensor.
+    splits: rows for each rank; None for equal numbers.
+    size: number of ranks.
+    call: the public function, for messages.
+    Raises ValueError for invalid splits, or rows that cannot be divided equally.
+    """
     if splits is None:
         if rows % size:
             raise ValueError(

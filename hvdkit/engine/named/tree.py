@@ -1,4 +1,4 @@
-"""Ranks as a tree, so that in a large world none has to hear or tell more than a few others."""
+"""Ranks as a tree, so that in a large world each rank exchanges messages with a few others only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from hvdkit.engine.named.coordinator import Item
 from hvdkit.engine.named.operation import JOINING, WITHDRAWING
 
-#: Children of a rank: 585 ranks are three steps from the root at most, 4681 four; up to 9 hear it from the root itself.
+#: Number of children of a rank: 585 ranks are at most three steps from the root, 4681 ranks four; of up to 9 ranks all
+#: others are children of the root.
 FANOUT = 8
-#: How long what only some ranks of a part have announced is kept there, in seconds.
+#: How long an operation that only some ranks of a subtree have announced is held back, in seconds.
 HOLD_S = 0.01
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands. A part of the tree is a run of ranks, the first of which speaks for all of them.
+    """The position of a rank in the tree. A subtree is a range of ranks; its root is the first of them.
 
-    stop: its part is from itself up to that rank. parent: -1 for the root. children: the first rank of each one's part.
+    rank: this rank.
+    stop: end of its subtree: the ranks from `rank` to stop - 1.
+    parent: rank of the parent; -1 for the root.
+    children: ranks of the children, each the root of its subtree.
     """
 
     rank: int
@@ -31,12 +35,12 @@ class Place:
 
     @property
     def ranks(self) -> int:
-        """The set of the ranks of its part."""
+        """The set of the ranks in its subtree, bit r for rank r."""
         return (1 << self.stop) - (1 << self.rank)
 
 
 def place_in_tree(rank: int, size: int, fanout: int = FANOUT) -> Place:
-    """The place of one of `size` ranks, of which 0 is the root."""
+    """Return the position of a rank in the tree of `size` ranks, with rank 0 as root."""
     parent, first, stop = -1, 0, size
     while True:
         each, more = divmod(stop - first - 1, fanout)
@@ -50,15 +54,15 @@ def place_in_tree(rank: int, size: int, fanout: int = FANOUT) -> Place:
 
 
 class Merger:
-    """What the ranks of a part announce, passed on as one announcement of all of them where that is possible.
+    """Merges the announcements of the ranks of a subtree into one announcement for all of them, where possible.
 
-    An operation is passed on when all ranks of the part have announced it, be it in several forms, as the rows of an
-    allgather are each rank's own. If that takes longer than HOLD_S it is passed on as far as it has come, since
-    somebody is late, or missing, and has to be known by name; the rest follows at once.
-    Announcements of a rank are never overtaken by those that it makes later and that are no operations: joining and
-    withdrawing are passed on at once, after all else.
+    An operation is passed on when all ranks of the subtree have announced it, even in several forms: the rows of an
+    allgather, for example, differ between ranks. If that takes longer than HOLD_S, it is passed on for the ranks that
+    have announced it, because rank 0 must know which ranks are late or missing; the others follow at once.
+    Joining and withdrawing never overtake a rank's earlier announcements: they are passed on at once, after everything
+    that is held back.
 
-    ranks: of the part.
+    ranks: the ranks of the subtree.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -70,7 +74,7 @@ class Merger:
         self._out: list[tuple[int, list[Item]]] = []
 
     def announce(self, ranks: int, items: Sequence[Item], now_s: float) -> None:
-        """Some ranks of the part announce these."""
+        """Record the announcements of some ranks of the subtree."""
         complete: list[Item] = []
         for item in items:
             if not isinstance(item, int) and item[1].kind in (JOINING.kind, WITHDRAWING.kind):
@@ -93,20 +97,20 @@ class Merger:
             self._out.append((self._everyone & ~self._joined, complete))
 
     def flush(self) -> None:
-        """Pass on everything."""
+        """Pass on everything that is held back."""
         self._partial |= self._held.keys()
         self._out += [(ranks, [item]) for forms in self._held.values() for item, ranks in forms.items()]
         self._held.clear()
         self._since_s = math.inf
 
     def answered(self, *, all_joined: bool) -> None:
-        """Operations have been answered: whoever announces them from now on begins anew."""
+        """Take note that operations have been answered: further announcements belong to new operations."""
         self._partial.clear()
         if all_joined:
             self._joined = 0
 
     def take(self, now_s: float) -> list[tuple[int, list[Item]]]:
-        """What is to be passed on now: ranks, and what all of them announce."""
+        """Remove and return the announcements to pass on now: sets of ranks, with the items that they announce."""
         if now_s - self._since_s > HOLD_S:
             self.flush()
         out, self._out = self._out, []
