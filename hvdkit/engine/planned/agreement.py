@@ -1,4 +1,4 @@
-"""Have all ranks the same plan? Hashes are compared, once; descriptions are exchanged only if they differ."""
+"""Checks once that all ranks have the same plan: compares hashes, and exchanges descriptions only if they differ."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ _SHOWN = 6  # differing lines
 
 
 def check_tensors(transport: Transport, tensors: Sequence[TensorSpec], words: str, limit_bytes: int = 0) -> None:
-    """Compare the ranks' tensors, and other settings in `words`; collective. limit_bytes: of a bucket.
+    """Check that the ranks' tensors, and the settings described in `words`, are equal; collective.
 
+    transport: of the ranks that are compared.
+    tensors: this rank's.
+    words: the settings, in words.
+    limit_bytes: maximum size of a bucket.
     Raises PlanMismatchError as check_agreement() does.
     """
     check_agreement(transport, describe_plan(tensors, limit_bytes, words))
@@ -30,7 +34,7 @@ def check_agreement(transport: Transport, description: str) -> None:
     Raises PlanMismatchError on every rank, with both sides of each difference and the ranks that hold them.
     """
     digest = np.frombuffer(plan_digest(description), np.int64)
-    # min(~digest) is ~max(digest): the minimum and the maximum of all digests, in 64 bytes, however many ranks ask.
+    # min(~digest) is ~max(digest), so 64 bytes give minimum and maximum of all digests, for any number of ranks.
     ends = as_buffer(np.concatenate([digest, ~digest]))
     transport.allreduce(ends, "min")
     if (ends.array[: digest.size] == ~ends.array[digest.size :]).all():
@@ -39,7 +43,7 @@ def check_agreement(transport: Transport, description: str) -> None:
 
 
 def explain_mismatch(descriptions: list[str]) -> str:
-    """Say which ranks differ from rank 0, and in which tensors. descriptions: one a rank."""
+    """Describe which ranks differ from rank 0, and in which tensors. descriptions: one a rank."""
     reference = descriptions[0].splitlines()
     message = ["The ranks do not hold the same parameters, so their gradients cannot be reduced."]
     groups: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The average of arrays over all ranks, begun now and waited for later."""
+"""Asynchronous average of arrays over all ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ _ALL = 2**31  # buckets in flight
 
 
 class ArrayAverage:
-    """Averages arrays of the same shapes over the ranks of a group, in place, again and again.
+    """Averages arrays of the same shapes over the ranks of a group, in place and repeatedly.
 
-    name: the same on all ranks. tensors: of the parameters; the arrays have their math_dtype(). options: what is sent
-    between hosts. background: is it to go on while this rank trains? Then a thread drives it, and there is memory for
-    all of it at once. joined_cure: what to do, for the error of begin(). Opened by all
-    ranks together; a rank that has joined takes part with zeros.
+    All ranks open it together; a rank that has joined takes part with zeros.
+
+    name: the same on all ranks.
+    tensors: the parameters; the arrays have their math_dtype().
+    group: the ranks that average.
+    options: the reduction, with the wire dtype or coding between hosts.
+    statistics: added to.
+    compute_threads: see Parameters.
+    background: average while this rank trains; a thread drives it then, and memory is allocated for all buckets at
+        once.
+    joined_cure: the remedy in the error of begin().
     """
 
     def __init__(
@@ -66,9 +73,9 @@ class ArrayAverage:
         self._rounds = self._all_rounds[name]
 
     def begin(self, arrays: Sequence[Array]) -> None:
-        """Begin to average these; collective. They are left alone until finish().
+        """Begin to average arrays; collective. The caller must not touch them until finish().
 
-        Raises HorovodInternalError on a rank that has joined and so missed the outcome of earlier ones.
+        Raises HorovodInternalError on a rank that had joined and so missed the results of earlier averages.
         """
         missed = self._all_rounds[self._name] - self._rounds
         if missed:
@@ -89,7 +96,7 @@ class ArrayAverage:
         self._source.finish()
 
     def close(self, *, in_step: bool) -> None:
-        """Free the memory; collective. in_step: may ranks have joined that take part with zeros?"""
+        """Free the memory; collective. in_step: May some ranks have joined, and be in zero rounds?"""
         self._source.on_plan(Plan((), ()))
         if in_step:
             self._reducer.drain_and_close()

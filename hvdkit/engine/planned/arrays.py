@@ -1,4 +1,4 @@
-"""The TensorSource of arrays in host memory: read where they lie, written where they are wanted."""
+"""The TensorSource of arrays in host memory; input and output arrays may differ."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from hvdkit.transport.buffer import Array, Buffer
 
 
 class Targets(Protocol):
-    """Where results go: one array (n,) a tensor, of the dtype's storage."""
+    """The output arrays: one array (n,) a tensor, in the dtype's storage."""
 
     def __getitem__(self, index: int, /) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A slot of a bucket, or the part of one within or outside of the owned shard.
+    """A slot of a bucket, or the range of a slot inside or outside the owned shard.
 
-    first: its first element in the bucket. view: its memory there. part: its elements of the tensor. whole: are these
-    all of the tensor's? in_place: is it reduced as an in-place segment?
+    tensor: index of the tensor.
+    first: its first element in the bucket.
+    view: its memory in the bucket.
+    part: the range of the tensor's elements.
+    whole: Does it contain all elements of the tensor?
+    in_place: Is it reduced as an in-place segment?
     """
 
     tensor: int
@@ -38,12 +42,12 @@ class _Piece:
 
 
 class ArraySource:
-    """A TensorSource of arrays that an adapter hands over for one round: gradients, or the values of parameters.
+    """A TensorSource of arrays that an adapter passes for one round: gradients, or the values of parameters.
 
     A round: begin(), put() for each array, and finish() after the last fill() and drain().
 
-    count: number of tensors. complete: has every tensor an array when it is read? Then one that is missing is an error;
-    else it counts as not used by this rank.
+    count: number of tensors. complete: Must every tensor have an array when it is read? Then a missing array is an
+    error; otherwise its tensor counts as not used by this rank.
     """
 
     def __init__(self, count: int, *, complete: bool = False) -> None:
@@ -58,21 +62,21 @@ class ArraySource:
         self._in_place: dict[int, set[int]] = {}  # bucket -> first elements of the segments that were reduced in place
 
     def begin(self, targets: Targets) -> None:
-        """Begin a round. targets: overwritten by the results; they may share memory with the sources."""
+        """Begin a round. targets: overwritten with the results; they may share memory with the sources."""
         self._targets = targets
         self._unused, self._drained = set(), set()
 
     def put(self, index: int, source: Array | None) -> None:
-        """Hand over an array, (n,) in the dtype's storage, or None if this rank does not use the tensor in this round.
+        """Pass an array, (n,) in the dtype's storage, or None if this rank does not use the tensor in this round.
 
-        It is read now or in a later call of the round; the caller leaves it alone until then.
+        It is read now or in a later call of the round; the caller must not change it until then.
         """
         self._sources[index] = source
 
     def finish(self) -> Collection[int]:
-        """End the round, with all results in place; what was not drained is copied from its source.
+        """End the round with all results in the targets; tensors that were not drained are copied from their sources.
 
-        Returns the indices of the tensors that no rank uses; their targets are left alone.
+        Returns the indices of the tensors that no rank uses; their targets are unchanged.
         """
         unused = self._unused
         if len(self._drained) < len(self._sources):
@@ -86,7 +90,7 @@ class ArraySource:
         return unused
 
     def abandon(self) -> None:
-        """Let go of the round's arrays."""
+        """Drop the references to the round's arrays."""
         self._targets = ()
         self._sources = [None] * len(self._sources)
         self._in_place.clear()
@@ -98,7 +102,7 @@ class ArraySource:
         self._in_place.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
-        """See TensorSource.fill. An in-place segment is reduced from its source into its target, without a copy."""
+        """Implement TensorSource.fill(). In-place segments are reduced from source to target, without a copy."""
         pieces = self._pieces.get(bucket)
         if pieces is None:  # the memory is the same in each round
             pieces = self._pieces[bucket] = self._cut(bucket, memory, owned)
@@ -125,11 +129,11 @@ class ArraySource:
         return InPlaceSegment(piece.first, buffer, buffer if same else Buffer(target, dtype))
 
     def target_of(self, tensor: int, part: slice) -> Array:
-        """Where the result of an in-place segment goes. For subclasses. part: its elements of the tensor."""
+        """Return the target of an in-place segment; subclasses may override it. part: its elements of the tensor."""
         return self._targets[tensor][part]
 
     def in_place(self, bucket: int) -> Collection[int]:
-        """The first elements of the segments of a bucket that are reduced in place in this round, or were."""
+        """Return the first elements of the in-place segments of a bucket in this round."""
         return self._in_place[bucket]
 
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:

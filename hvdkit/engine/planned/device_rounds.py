@@ -1,4 +1,4 @@
-"""Rounds of gradients that a framework hands over in its own device memory, a bucket or all of them at once."""
+"""Rounds of gradients in a framework's own device memory, reduced by bucket or all at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ from hvdkit.transport.device import Device
 class DeviceRounds:
     """Times and counts the rounds of one list of tensors, for the profile, the timeline and the straggler report.
 
-    name: of the list, the same on all ranks. buckets: of each the tensors, by index. nbytes, sent_bytes: of each, as
-    they are reduced, and of them by this rank. statistics: added to.
-    One thread at a time. The host waits for the device only where timeline or profile has been switched on since.
+    Not thread-safe. The host waits for the device only if timeline or profile has been switched on since.
+
+    name: of the list, the same on all ranks.
+    group: the ranks that reduce.
+    device: the device with the tensors.
+    tensors: the list.
+    timeline: of this process.
+    statistics: added to.
+    buckets: for each bucket the indices of its tensors.
+    nbytes: for each bucket the bytes that are reduced.
+    sent_bytes: for each bucket the bytes that this rank sends.
     """
 
     def __init__(
@@ -48,7 +56,7 @@ class DeviceRounds:
         statistics.waited_s = None
 
     def start(self, bucket: int, stream: int, enqueue: Callable[[], None]) -> None:
-        """Call what enqueues the reduction of a bucket after what `stream` has been given; the first begins a round."""
+        """Call `enqueue`, which enqueues a bucket's reduction behind the work of `stream`; the first begins a round."""
         self._stream, event = stream, self._observer.event
         event(FILL, bucket)
         event(FILLED, bucket)
@@ -56,7 +64,7 @@ class DeviceRounds:
         event(STARTED, bucket)
 
     def finish(self, join: Callable[[], None]) -> None:
-        """End the round. join: lets the stream of the last start() wait for all buckets."""
+        """End the round. join: makes the stream of the last start() wait for all buckets."""
         number, self._number = self._number, self._number + 1
         self._observer.finishing()
         join()
@@ -70,6 +78,6 @@ class DeviceRounds:
         statistics.sent_bytes += self._sent_bytes
 
     def skip(self, enqueue: Callable[[], None]) -> None:
-        """Do a round of the other ranks, in which this rank has no gradients; it is counted only."""
+        """Take part in a round of the other ranks, in which this rank has no gradients; only counts the round."""
         self._number += 1
         enqueue()

@@ -1,4 +1,4 @@
-"""What a plan needs of the device whose memory its buckets are in."""
+"""The device interface of a plan whose buckets are in device memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hvdkit.transport.device import Device
 class Streams:
     """The streams on which the gradients of a round were written.
 
-    A framework may compute gradients on several; what is then given to one of them, such as the copies into a bucket,
-    has to begin after all of them. current_stream: that the calling thread gives work to.
+    A framework may compute gradients on several streams; work that is then enqueued on one of them, such as the copies
+    into a bucket, must begin after all of them. current_stream: returns the current stream of the calling thread.
     """
 
     def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
@@ -21,11 +21,11 @@ class Streams:
         self._written: set[int] = set()
 
     def note(self) -> None:
-        """A gradient was written on the current stream."""
+        """Record that a gradient was written on the current stream."""
         self._written.add(self._current_stream())
 
     def join(self) -> None:
-        """Let the current stream wait for the others; the host does not wait."""
+        """Make the current stream wait for the others; the host does not wait."""
         if len(self._written) < 2:
             return
         current = self._current_stream()
@@ -35,14 +35,16 @@ class Streams:
             self._device.wait(current, event)
 
     def clear(self) -> None:
-        """A round begins."""
+        """Forget all streams, at the beginning of a round."""
         self._written.clear()
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """clock: of the stages of buckets. streams: of the gradients. check: raises what the device's work has failed with,
-    with rank and host; nothing can be reduced there any more.
+    """The device of a plan.
+
+    clock: times the stages of buckets. streams: on which gradients were written. check: raises the error of the
+    device's work, with rank and host, if it has failed; the device can reduce nothing then.
     """
 
     clock: DeviceClock

@@ -23,10 +23,13 @@ _IN_PLACE_BYTES = 32 * 1024
 class TensorSpec:
     """A tensor of the plan.
 
-    count: elements. place: number of the device that it is on; tensors of one bucket share it. layout: the order of its
-    elements, in any words; ranks must agree on it, since they add element by element. group: number of a group of
-    tensors that are sent only when all of them have arrived; None for a tensor by itself. shape: its dimensions, the
-    one with the largest stride first; () if no coding needs it.
+    name: the same on all ranks.
+    count: number of elements.
+    dtype: of the elements.
+    place: number of its device; tensors of one bucket share it.
+    layout: the order of its elements, in any words; it must be equal on all ranks, because they add element by element.
+    group: number of a group of tensors that are sent only when all of them have arrived; None for no group.
+    shape: its dimensions, the dimension with the largest stride first; () if no coding needs it.
     """
 
     name: str
@@ -46,9 +49,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor, or a piece of one, lies in a bucket.
+    """The range of a bucket that holds a tensor, or a slice of a tensor.
 
-    tensor: its index among those planned. start, stop: elements of the bucket. offset: the tensor's element at `start`.
+    tensor: its index in the plan. start, stop: elements of the bucket. offset: index of the tensor's element at
+    `start`.
     """
 
     tensor: int
@@ -58,9 +62,9 @@ class Slot:
 
 
 def cut_slots(slots: Sequence[Slot], owned: tuple[int, int], itemsize: int) -> list[tuple[Slot, bool]]:
-    """Cut slots where the shard `owned`, (start, stop), begins and ends; say of each part if it is reduced in place.
+    """Cut slots at the ends of the shard `owned`, (start, stop). Returns each slot, and if it is reduced in place.
 
-    Parts of 32 KiB or more within `owned` are: for smaller ones a copy costs less than the bookkeeping.
+    Slots of 32 KiB or more within `owned` are; for smaller slots a copy costs less than the bookkeeping.
     """
     parts = []
     for slot in slots:
@@ -74,10 +78,13 @@ def cut_slots(slots: Sequence[Slot], owned: tuple[int, int], itemsize: int) -> l
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors, and parts of tensors, of one dtype and place that are reduced at once.
+    """Tensors, and slices of tensors, of one dtype and device that are reduced at once.
 
     Its memory holds `data_count` elements of tensors, and behind them its used mask: an element a slot, and one more.
 
+    dtype: of its elements.
+    slots: the ranges of its tensors, in ascending order.
+    data_count: number of elements of tensors and padding.
     needs: the tensors that must have arrived before it starts: its own, and the others of their group.
     wire: dtype or coding of its tensors between hosts.
     """
@@ -90,36 +97,36 @@ class Bucket:
 
     @property
     def count(self) -> int:
-        """Elements in all."""
+        """The number of elements, including the used mask."""
         return self.data_count + len(self.slots) + 1
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """The elements, as (start, stop), between tensors: padding, which keeps whatever values it had."""
+        """The ranges (start, stop) of padding between tensors; padding keeps arbitrary values."""
         pairs = itertools.pairwise(self.slots)
         return [(slot.stop, after.start) for slot, after in pairs if slot.stop < after.start]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tensors."""
+        """The bytes of its tensors."""
         return self.data_count * STORAGE[self.dtype].itemsize
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of tensors between hosts; as without a coding, if there is one."""
+        """The bytes of its tensors between hosts in the wire dtype; a coding is not taken into account."""
         dtype = self.wire if isinstance(self.wire, str) and self.wire != "none" else self.dtype
         return self.data_count * STORAGE[dtype].itemsize
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A bucket layout. tensors: in an order that all ranks have. buckets: in the order in which they start."""
+    """A bucket layout. tensors: in the same order on all ranks. buckets: in the order in which they start."""
 
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
 
     def buckets_needing(self) -> list[list[int]]:
-        """Of each tensor, the buckets that cannot start without it, in rising order."""
+        """Return for each tensor the buckets that cannot start without it, in ascending order."""
         needing: list[list[int]] = [[] for _ in self.tensors]
         for index, bucket in enumerate(self.buckets):
             for tensor in bucket.needs:
@@ -127,9 +134,9 @@ class Plan:
         return needing
 
     def divide_tensors(self, present: AbstractSet[int]) -> list[list[int]]:
-        """All tensors, in the order in which buckets need them: those that a bucket needs and no earlier one did.
+        """Return the tensors in lists, one a bucket in order: the tensors that begin in this bucket.
 
-        present: those that this rank has; a list without any of them is joined to the next one, or the last.
+        present: the tensors that this rank has; a list without any of them is merged into the next list, or the last.
         """
         lists: list[list[int]] = []
         waiting: list[int] = []
@@ -143,9 +150,9 @@ class Plan:
         return lists or [[]]
 
     def lists_of_last_use(self, lists: Sequence[Sequence[int]], depth: int) -> list[int]:
-        """Of each tensor the number of the list after whose arrival it is not read any more; the last one drains all.
+        """Return for each tensor the list after whose arrival it is not read any more; the last list drains all.
 
-        lists: see divide_tensors(). depth: so many buckets at most are started and not drained.
+        lists: see divide_tensors(). depth: maximum number of buckets that are started and not drained.
         """
         number_of = {tensor: number for number, tensors in enumerate(lists) for tensor in tensors}
         starts = list(
@@ -159,13 +166,13 @@ class Plan:
         return last
 
     def name(self, bucket: int | None = None) -> str:
-        """The first three tensors, of a bucket or of the plan, for a message."""
+        """Name the first three tensors of a bucket, or of the plan, for a message."""
         indices = range(len(self.tensors)) if bucket is None else [slot.tensor for slot in self.buckets[bucket].slots]
         more = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
         return ", ".join(self.tensors[index].name for index in indices[:3]) + more
 
     def names_of_slots(self, bucket: int) -> list[str]:
-        """Each tensor of a bucket, or the part of it that is there, as the timeline names it."""
+        """Return the timeline's name of each slot of a bucket: the tensor, with the range of its elements if cut."""
         names = []
         for slot in self.buckets[bucket].slots:
             tensor, count = self.tensors[slot.tensor], slot.stop - slot.start
@@ -174,7 +181,7 @@ class Plan:
         return names
 
     def specs(self, factors: tuple[float, float], chunk_bytes: int, algorithm: str) -> list[BucketSpec]:
-        """What the transport is to know of each bucket. factors: prescale and postscale. The rest: see BucketSpec."""
+        """Make the BucketSpec of each bucket, for the transport. factors: prescale and postscale."""
         return [
             BucketSpec(
                 bucket.dtype,
@@ -191,26 +198,26 @@ class Plan:
         ]
 
     def _matrices(self, bucket: Bucket) -> tuple[Matrix, ...]:
-        """The bucket's tensors as a coding of matrices sees them; none for any other wire."""
+        """Return the bucket's tensors as matrices for a coding of matrices; () for any other wire."""
         if isinstance(bucket.wire, str) or not bucket.wire.of_matrices:
             return ()
         return tuple(Matrix(slot.start, *matrix_shape(self.tensors[slot.tensor].shape)) for slot in bucket.slots)
 
 
-#: What the tensors of a bucket have in common: dtype, place, group and wire.
+#: Properties that the tensors of a bucket share: dtype, place, group and wire.
 _Kind = tuple[str, int, int | None, Wire]
 
 
 def plan_buckets(
     tensors: Sequence[TensorSpec], limit_bytes: int, wires: Sequence[Wire] | None = None
 ) -> tuple[Bucket, ...]:
-    """Lay tensors, last one first (backward makes gradients in about that order), into buckets of `limit_bytes`.
+    """Divide tensors into buckets of `limit_bytes`, last tensor first: backward makes gradients in about that order.
 
-    A tensor that does not fit into the rest of a bucket is continued in the next one. Each dtype, place, wire and group
-    fills buckets of its own. Buckets are ordered by the last of their tensors to arrive, so that none waits for the
-    tensors of a later one. With a limit of 0 each tensor begins a bucket, and tensors above 4 MiB are cut.
-    wires: of each tensor; tensors of one bucket share it. With a coding of matrices tensors are not cut: one that does
-    not fit begins the next bucket, and one above the limit has a bucket of its own.
+    A tensor that does not fit into the rest of a bucket is continued in the next bucket. Each dtype, device, wire and
+    group has its own buckets. Buckets are ordered by the last of their tensors to arrive, so that no bucket waits for
+    the tensors of a later bucket. With a limit of 0 each tensor begins a bucket, and tensors above 4 MiB are cut.
+    wires: wire of each tensor; tensors of one bucket share it. With a coding of matrices tensors are not cut: a tensor
+    that does not fit begins the next bucket, and a tensor above the limit has a bucket of its own.
     """
     wires = wires or ["none"] * len(tensors)
     groups: dict[int, set[int]] = {}
@@ -254,10 +261,10 @@ def plan_buckets(
 
 
 def describe_plan(tensors: Sequence[TensorSpec], limit_bytes: int, options: str) -> str:
-    """Describe all that the ranks must agree on: the settings, and each tensor, a line each."""
+    """Describe the settings and the tensors, which the ranks must agree on; a line for the settings and each tensor."""
     return "\n".join([f"buckets of {limit_bytes} bytes, {options}", *map(str, tensors)])
 
 
 def plan_digest(description: str) -> bytes:
-    """32 bytes that differ when the description does."""
+    """Return the 32-byte hash of a description."""
     return hashlib.sha256(description.encode()).digest()

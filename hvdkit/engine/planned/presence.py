@@ -1,4 +1,4 @@
-"""Which gradients the ranks have in a step, told through the host's memory before these are reduced on a device."""
+"""Exchanges in host memory which gradients the ranks have in a step, before a device reduces the gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hvdkit.transport.buffer import Buffer
 
 
 class Presence:
-    """Tells in each step which tensors no rank has a gradient of, and ranks that have joined that there is a step.
+    """Finds in each step the tensors without a gradient on any rank, and notifies joined ranks of the step.
 
-    It is a plan of tensors without elements: what is reduced are their used masks. Opened, and closed, by all ranks
-    together. context: of that plan. names: of the tensors.
+    It is a plan of tensors without elements: only their used masks are reduced. Opened, and closed, by all ranks
+    together. context: of that plan. names: of the tensors. settings: of the plan.
     """
 
     def __init__(self, context: Context, names: Sequence[str], settings: PlanSettings) -> None:
@@ -32,12 +32,13 @@ class Presence:
         )
 
     def on_zero_round(self, take_part: Callable[[], None] | None) -> None:
-        """Have take_part() called on this rank, once it has joined, for each call of tell() by others."""
+        """Register a function that a joined rank calls for each tell() of the other ranks; None for no function."""
         self._reducer.on_zero_round = take_part
 
     def tell(self, missing: frozenset[int]) -> Collection[int]:
-        """Say which tensors this rank has no gradient of; returns those of them that no rank has one of. Collective.
+        """Return the tensors without a gradient on any rank; none if this rank has all gradients. Collective.
 
+        missing: the tensors without a gradient on this rank.
         Raises RankLostError if a rank has ended.
         """
         self._source.missing, self._source.unused = missing, set()
@@ -51,7 +52,7 @@ class Presence:
 
 
 class _NoNumbers:
-    """See TensorSource: tensors without elements."""
+    """The TensorSource of tensors without elements."""
 
     def __init__(self) -> None:
         self.missing: frozenset[int] = frozenset()

@@ -1,6 +1,6 @@
-"""What goes on beside reductions: a thread that drives them, for ranks with a core to spare, and a report of waits.
+"""Progress of reductions in the background, by a thread on ranks with a spare core, and reports of waits in buckets.
 
-The stall report hears of a wait in a bucket: rank 0 then knows who waits, and so who is missing.
+A wait for a bucket is reported to rank 0, which thus knows the ranks that wait, and the ranks that are missing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hvdkit.transport.polling import Backoff
 class ProgressThread:
     """Advances buckets while any is started and not reduced, and sleeps otherwise.
 
-    It takes no lock but the buckets' own. A TransportError ends its turn only: the training thread meets the same error
-    when it waits. owner: the thread ends when this object is collected.
+    It takes no lock except the buckets' own. After a TransportError it sleeps until the next bucket starts; the
+    training thread gets the same error when it waits. owner: the thread ends when this object is garbage-collected.
     """
 
     def __init__(self, buckets: Buckets, owner: object) -> None:
@@ -35,7 +35,7 @@ class ProgressThread:
         _running.add(self)
 
     def wake(self) -> None:
-        """A bucket has been started."""
+        """Wake the thread, because a bucket has been started."""
         self._work.set()
 
     def _run(self) -> None:
@@ -54,23 +54,23 @@ class ProgressThread:
                 waiting.pause()
 
     def end_soon(self) -> None:
-        """Have the thread end, without a wait."""
+        """Make the thread end, without waiting for it."""
         self._closing = True
         self._work.set()
 
     def close(self) -> None:
-        """End the thread, and wait for that."""
+        """End the thread, and wait for its end."""
         self._finalizer.detach()
         self.end_soon()
         self.thread.join()
 
 
-_END_S = 2.0  # for all of them, on a busy machine
+_END_S = 2.0  # limit for the end of all threads; enough on a busy machine
 _running: weakref.WeakSet[ProgressThread] = weakref.WeakSet()
 
 
 def end_progress() -> None:
-    """Have these threads leave the transports: MPI may be ended next, and no thread may call it from then on."""
+    """End all progress threads, because MPI may be finalized next, and no thread may call it from then on."""
     running, deadline = list(_running), time.monotonic() + _END_S
     for progress in running:
         progress.end_soon()
@@ -79,9 +79,9 @@ def end_progress() -> None:
 
 
 def has_spare_core(cores: float, compute_threads: int) -> bool:
-    """Has a rank a core for a progress thread, beside those that it computes with?
+    """Return whether a rank has a core for a progress thread, in addition to those that it computes on.
 
-    cores: this rank's, see fair_share(). compute_threads: 0 for as many as there are cores.
+    cores: this rank's, see fair_share(). compute_threads: number of threads that compute; 0 for the number of cores.
     """
     return compute_threads > 0 and cores >= compute_threads + 1
 
@@ -90,12 +90,12 @@ _WAIT = Announcement("gradients", ())
 
 
 class Watch:
-    """One rank's waits in the buckets of a plan.
+    """Reports one rank's waits in the buckets of a plan.
 
-    A wait of engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported, and
-    given up, like any operation that some ranks have not submitted, and fails at once if one of those has left.
+    A wait longer than engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported,
+    and aborted, like any operation that some ranks have not submitted, and fails at once if one of those has left.
 
-    plan: names it, the same on all ranks.
+    engine: of the ranks that reduce. notice_s: see Engine. plan: name of the plan, the same on all ranks.
     """
 
     def __init__(self, engine: Engine, notice_s: float, plan: str) -> None:
@@ -105,11 +105,11 @@ class Watch:
         self._operation: Operation | None = None
 
     def begin(self, number: int) -> None:
-        """A wait begins, in the round of this number, which is the same on all ranks."""
+        """Take note that a wait begins. number: of the round, the same on all ranks."""
         self._began_s, self._name = time.monotonic(), f"gradients of {self._plan}, reduction {number}"
 
     def look(self) -> None:
-        """The wait goes on; called now and then. Raises HorovodInternalError if the operation failed."""
+        """Report the wait if it is long; called at intervals. Raises HorovodInternalError if the operation failed."""
         if self._operation is None:
             if time.monotonic() - self._began_s > self._notice_s:
                 self._operation = self._engine.submit(self._name, _WAIT, ())
@@ -117,7 +117,7 @@ class Watch:
             raise self._operation.error
 
     def end(self) -> None:
-        """The wait has ended."""
+        """Take note that the wait has ended."""
         if self._operation is not None:
             self._operation = None
             self._engine.withdraw(self._name)

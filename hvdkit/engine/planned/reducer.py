@@ -1,4 +1,4 @@
-"""The planned path: gradients of one optimizer, in buckets that all ranks agreed on once, reduced step after step."""
+"""The planned path: the gradients of one optimizer, in buckets that all ranks agreed on once, reduced in each step."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ from hvdkit.transport.polling import Backoff
 
 @dataclass
 class Statistics:
-    """What a planned reduction has done so far, on this rank.
+    """Totals of a planned reduction so far, on this rank.
 
-    reduced_bytes: of buckets. sent_bytes: what this rank gave to the network; 0 where ranks share memory.
-    busy_s: from the first bucket's start to the last one's end, summed over generations.
-    exposed_s: the part of it in which training stood still. Of buckets on a GPU both are the GPU's times, added in a
-    later round, when the GPU has passed them. waited_s: the time in which training waited for other ranks
-    or the network, also during backward; None if a GPU's stream waits, and not this process.
+    generations: number of rounds.
+    reduced_bytes: bytes of the buckets that were reduced.
+    sent_bytes: bytes that this rank sent over the network; 0 if ranks share memory.
+    busy_s: time from the first bucket's start to the last bucket's end, summed over rounds.
+    exposed_s: the part of busy_s in which training waited. For buckets on a GPU, busy_s and exposed_s are the GPU's
+        times, and are added in a later round, when the GPU has reached them.
+    waited_s: time in which training waited for other ranks or the network, also during backward; None if a GPU's stream
+        waits instead of this process.
     """
 
     generations: int = 0
@@ -46,20 +49,24 @@ class Statistics:
     waited_s: float | None = 0.0
 
     def add_seconds(self, busy_s: float, exposed_s: float) -> None:
-        """Add those of a generation."""
+        """Add the times of a round."""
         self.busy_s += busy_s
         self.exposed_s += exposed_s
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a plan is reduced: all that depends neither on its tensors nor on its settings.
+    """The environment of a plan: everything that depends neither on its tensors nor on its settings.
 
-    transport: of the ranks that train together. name: of the plan, the same on all ranks. engine: of the same ranks,
-    for ranks that join, the stall report and stragglers; None for none of these. timeline: of this process.
-    spare_core: has this rank a core for a progress thread? open_buckets, open_masks: of buckets that are not in the
-    transport's memory, as they are on a device; None for the transport's. device: None for the host. scatters: is each
-    rank to get its shard of a bucket only, as Buckets.reduce_scatter() leaves it?
+    transport: of the ranks that train together.
+    name: of the plan, the same on all ranks.
+    engine: of the same ranks, for join(), the stall report and stragglers; None for none of these.
+    timeline: of this process.
+    spare_core: Has this rank a core for a progress thread?
+    open_buckets: opens buckets outside the transport's memory, for example on a device; None for the transport's.
+    open_masks: makes the masks of such buckets.
+    device: the device with the buckets; None for the host.
+    scatters: reduce-scatter: each rank gets only its shard of a bucket, see Buckets.reduce_scatter().
     """
 
     transport: Transport
@@ -74,21 +81,28 @@ class Context:
 
 
 class BucketReducer:
-    """Reduces one list of tensors over all ranks, bucket by bucket, as they arrive.
+    """Reduces one list of tensors over all ranks, bucket by bucket, as the tensors arrive.
 
     A round begins with the first tensor that arrives and ends with finish(). Opened, and closed, by all ranks together.
-    Raises PlanMismatchError where the ranks' tensors differ. statistics: added to.
+
+    context: the environment of the plan.
+    tensors: the list, the same on all ranks.
+    source: copies the tensors into buckets and back.
+    options: of the reduction.
+    settings: of the plan.
+    statistics: added to.
+    Raises PlanMismatchError if the ranks' tensors differ.
 
     Buckets start in index order, whatever the order of arrival, because the transport posts a bucket's collectives when
     it starts, and these must be posted in one order on all ranks. They are drained in the same order. At most `depth`
     buckets are started and not drained: buckets i and i + depth share memory, so this rank fills the second only after
-    it has drained the first; and no other rank reads a bucket's memory any more when the transport calls it reduced. A
-    rank that is `depth` buckets ahead of the others therefore waits for them.
+    it has drained the first; and no other rank reads a bucket's memory any more when the transport reports it reduced.
+    A rank that is `depth` buckets ahead of the others therefore waits for them.
 
     Lock order: the reducer's, the engine's, the buckets'. Gradients of several devices arrive from several threads, so
-    the reducer's lock is held from an arrival to the end of what it sets off (fill, start, drain, and waits, in which
-    the engine's locks are taken for the stall report). The progress thread takes the buckets' lock alone. Zero rounds,
-    replan() and close() take no lock of the reducer's: this rank has no round of its own then.
+    the reducer's lock is held from an arrival to the end of the work that it starts (fill, start, drain, and waits, in
+    which the engine's locks are taken for the stall report). The progress thread takes only the buckets' lock. Zero
+    rounds, replan() and close() do not take the reducer's lock: this rank has no round of its own then.
     """
 
     def __init__(
@@ -102,9 +116,9 @@ class BucketReducer:
         statistics: Statistics,
     ) -> None:
         self.statistics = statistics
-        #: Called at the end of each round, on all ranks after the same one; may replan().
+        #: Called at the end of each round, on all ranks after the same round; may call replan().
         self.on_round_end: Callable[[], None] | None = None
-        #: Called on a rank that has joined at the end of each round of the others.
+        #: Called on a joined rank at the end of each round of the other ranks.
         self.on_zero_round: Callable[[], None] | None = None
         self.context, self._tensors, self._source, self._options = context, tuple(tensors), source, options
         self._lock = threading.RLock()
@@ -142,11 +156,11 @@ class BucketReducer:
         self._owned = [
             (min(start, count), min(stop, count)) for (start, stop), count in zip(buckets.owned, counts, strict=True)
         ]
-        # A coding reads padding as numbers; what a sum makes of padding is read by nobody.
+        # A coding reads padding as numbers, so it must be zero; without a coding no rank reads the sums of padding.
         self._padding = [() if isinstance(bucket.wire, str) else bucket.gaps for bucket in plan.buckets]
         self._buckets_needing = plan.buckets_needing()
         self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
-        #: Of each bucket how many tensors it needs; behind the last one a bucket that never starts.
+        #: For each bucket the number of tensors that it needs; at the end a sentinel for a bucket that never starts.
         self._needs = [*(len(bucket.needs) for bucket in plan.buckets), -1]
         self._observer = self._observe(plan)
         self._begin_round()
@@ -176,7 +190,7 @@ class BucketReducer:
 
     @property
     def depth(self) -> int:
-        """So many buckets at most are started and not drained."""
+        """The maximum number of buckets that are started and not drained."""
         return self._buckets.depth
 
     @property
@@ -185,21 +199,21 @@ class BucketReducer:
         return self._next > 0
 
     def started(self, tensor: int) -> bool:
-        """Has any of the tensor been sent in this round?"""
+        """Return whether the tensor, or a slice of it, has been sent in this round."""
         return self._buckets_needing[tensor][0] < self._next
 
     def check(self) -> None:
-        """Raise what the device has failed with, if it has."""
+        """Raise the device's error, if it has failed."""
         if self.context.device is not None:
             self.context.device.check()
 
     def forget_arrivals(self) -> None:
-        """Begin the round anew; none of its buckets is started."""
+        """Restart the round; the caller ensures that none of its buckets is started."""
         with self._lock:
             self._begin_round()
 
     def arrived(self, tensor: int) -> None:
-        """This rank has the tensor; starts its bucket if that was the last one missing, and buckets before have."""
+        """Take note that a tensor is complete. Starts buckets whose tensors are complete, after all earlier buckets."""
         with self._lock:
             if self._streams is not None:
                 self._streams.note()
@@ -260,7 +274,7 @@ class BucketReducer:
             raise RankLostError(f"{error} The gradients of {self.plan.name(bucket)} were being reduced.") from None
 
     def finish(self) -> None:
-        """Start the buckets that are not started, and drain all; then the next round begins.
+        """Start all remaining buckets, and drain all buckets; then the next round begins.
 
         Raises RankLostError, with the tensors concerned, if a rank has ended.
         """
@@ -297,13 +311,13 @@ class BucketReducer:
         self._rounds[self.context.name] += 1
 
     def replan(self, settings: PlanSettings) -> None:
-        """Cut the same tensors into other buckets; collective, between rounds, while no rank has joined."""
+        """Divide the same tensors into other buckets; collective, between rounds, while no rank has joined."""
         thread, buckets = self._thread, self._buckets
         self._open(settings)
         _close(thread, buckets)
 
     def zero_rounds(self) -> ZeroRounds:
-        """The rounds of a rank that has joined, begun by the first call; it has no round of its own meanwhile."""
+        """Return the zero rounds of a joined rank, begun by the first call; it has no round of its own meanwhile."""
         if self._zero_rounds is None:
             self._zero_rounds = ZeroRounds(self._buckets, self._masks, self._reduce, self._end_zero_round)
         return self._zero_rounds
@@ -314,11 +328,11 @@ class BucketReducer:
             self.on_zero_round()
 
     def end_zero_rounds(self) -> None:
-        """All ranks have joined, or closed the plan."""
+        """End the zero rounds, after all ranks have joined or closed the plan."""
         self._zero_rounds = None
 
     def drain_and_close(self) -> None:
-        """Close the plan while ranks that have joined are in zero rounds of it; collective."""
+        """Close the plan while joined ranks are in its zero rounds; collective."""
         rounds, waiting = self.zero_rounds(), Backoff(self.context.transport.check)
         while not rounds.over:
             if not rounds.advance():
@@ -330,7 +344,7 @@ class BucketReducer:
         """Free the buckets; collective."""
         self.on_round_end = None
         _close(self._thread, self._buckets)
-        # Views of the memory, which stays mapped as long as one of them is left.
+        # Drop all views of the memory, because it stays mapped as long as a view exists.
         self._data, self._masks = [], UsedMasks((), (), self.context.transport.arithmetic)
 
 

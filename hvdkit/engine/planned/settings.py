@@ -1,4 +1,4 @@
-"""The settings of a plan: how it is cut and driven. Results do not depend on them."""
+"""The settings of a plan: how it is divided into buckets and driven. Results do not depend on them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass, fields, replace
 from hvdkit.config import Config
 from hvdkit.transport.buckets import CHUNK_BYTES
 
-#: A bucket's size on a GPU where the user has not chosen one: NCCL needs large ones, and an operation of it costs the
-#: host more.
+#: Default bucket size on a GPU: NCCL needs large buckets, and its operations cost the host more.
 _DEVICE_FUSION_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Fields as those of Config; the same on all ranks of a plan, except for `progress`."""
+    """The settings of a plan; see the fields of Config. Equal on all ranks of a plan, except for `progress`."""
 
     fusion_bytes: int
     buckets_in_flight: int
@@ -34,19 +33,19 @@ class PlanSettings:
 
 
 def settings_of(config: Config) -> PlanSettings:
-    """The settings in the user's configuration."""
+    """Return the settings of plans in the user's configuration."""
     return PlanSettings(**{field.name: getattr(config, field.name) for field in fields(PlanSettings)})
 
 
 def device_plan_settings(config: Config) -> PlanSettings:
-    """The same for a plan in the memory of GPUs."""
+    """Return the settings of plans in GPU memory in the user's configuration."""
     settings, default = settings_of(config), Config().fusion_bytes
     size = _DEVICE_FUSION_BYTES if settings.fusion_bytes == default else settings.fusion_bytes
     return replace(settings, fusion_bytes=size, progress="inline")
 
 
 def format_bytes(nbytes: int) -> str:
-    """As a person writes it: "4 MiB", "512 KiB", "100 bytes"."""
+    """Format a number of bytes: "4 MiB", "512 KiB", "100 bytes"."""
     for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
         if nbytes and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"

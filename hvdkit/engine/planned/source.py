@@ -1,4 +1,4 @@
-"""The source of a plan's tensors: the part of a planned reduction that knows a framework."""
+"""The source of a plan's tensors: the framework-specific side of a planned reduction."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hvdkit.transport.buffer import Buffer
 
 @dataclass(frozen=True)
 class Filled:
-    """How a bucket was filled.
+    """The result of filling a bucket.
 
     locally_unused: indices of the tensors that this rank does not use in this round. in_place: the segments that were
-    not copied, in rising order.
+    not copied, in ascending order.
     """
 
     locally_unused: frozenset[int]
@@ -26,7 +26,7 @@ class Filled:
 class TensorSource(Protocol):
     """Copies a framework's gradients into buckets and back; one implementation a framework.
 
-    Of each bucket fill() is called first, then drain(), in turn, under the reducer's lock.
+    For each bucket fill() and drain() are called in turn, under the reducer's lock.
     """
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int]) -> Filled:
@@ -39,37 +39,37 @@ class TensorSource(Protocol):
     def drain(self, bucket: int, memory: Buffer, globally_unused: Collection[int]) -> None:
         """Copy a bucket's reduced tensors out of `memory` (data_count,), except those reduced as in-place segments.
 
-        globally_unused: tensors that no rank uses; they are left alone.
+        globally_unused: tensors that no rank uses; they must not be changed.
         """
 
     def on_plan(self, plan: Plan) -> None:
         """Take note of the buckets: called before the first fill(), and again when other buckets replace them.
 
-        Those have other memory. None of the replaced ones is started.
+        The new buckets have other memory. None of the replaced buckets is started.
         """
 
 
 class OwnTensors(Protocol):
-    """The tensors of a framework behind a TensorSource of gradients, for who works on these and not on buckets."""
+    """The framework's tensors behind a TensorSource of gradients, for code that uses these instead of buckets."""
 
     @property
     def parameters(self) -> Sequence[Any]:
-        """The framework's parameters, in the order in which all ranks have them."""
+        """The framework's parameters, in the same order on all ranks."""
 
     @property
     def tensors(self) -> Sequence[TensorSpec]:
-        """The same, described."""
+        """The description of each parameter."""
 
     @property
     def strides(self) -> Sequence[tuple[int, ...]]:
-        """Of each parameter in memory, in elements, as all ranks have planned."""
+        """The strides of each parameter in memory, in elements, as agreed by all ranks."""
 
     @property
     def written(self) -> Collection[int]:
-        """Indices of the parameters whose gradient was written since the last reduction."""
+        """The indices of the parameters whose gradient was written since the last reduction."""
 
     def dense_gradient(self, index: int) -> Any:
-        """The parameter's gradient, made dense in its place if it is sparse; None without one."""
+        """Return the parameter's gradient, or None. A sparse gradient is replaced by a dense gradient first."""
 
     def release(self, index: int) -> None:
-        """Free the parameter's gradient, which has been copied."""
+        """Free the parameter's gradient after it has been copied."""

@@ -1,11 +1,11 @@
-"""Used masks: which tensors of a bucket a rank uses in a round; they lie behind the tensors, and are reduced too.
+"""Used masks: the tensors of a bucket that a rank uses in a round; they lie behind the tensors and are reduced too.
 
-Each bucket ends with one element a slot, 1 if this rank uses the slot's tensor and 0 if not, and one element more, 1 if
-this rank trains and 0 if it has joined. So after the sum an element is 0 just where no rank has a 1.
+Each bucket ends with one element a slot, 1 if this rank uses the slot's tensor and 0 if not, and one more element, 1 if
+this rank trains and 0 if it has joined. So after the sum an element is 0 exactly if no rank has a 1.
 
-A rank that has joined contributes zeros, and the others train on. Nobody tells it that they begin a round. So it starts
-the first bucket of the next round in advance, with zeros: no tensor used, and itself not marked as training. Then one
-of two things happens:
+A joined rank contributes zeros while the others train on. It gets no message when they begin a round. So it starts the
+first bucket of the next round in advance, with zeros: no tensor is used, and the rank is not marked as training. Then
+one of two things happens:
 
     rank 0, training    rank 1, joined    rank 2, joined
     bucket 0            bucket 0 zeros    bucket 0 zeros    some rank trains: a round like any other, so the joined
@@ -13,9 +13,9 @@ of two things happens:
     bucket 0 zeros      bucket 0 zeros    bucket 0 zeros    no rank trains: all have joined, or all close the plan; all
                                                             of them read that in the same sum
 
-In the second case zero rounds are over, on all ranks after the same bucket, and the plan is as if they had not been.
-So every zero round that is begun is completed: by those who train, or because all ranks have begun it. A joined rank
-drops the results, so its gradients and parameters stay what they were.
+In the second case the zero rounds end on all ranks after the same bucket, and the plan is as if they had not happened.
+So every zero round that has begun is completed: by the ranks that train, or because all ranks have begun it. A joined
+rank discards the results, so its gradients and parameters do not change.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from hvdkit.transport.buffer import HALF, Buffer, make_buffer
 
 
 class Masks(Protocol):
-    """The masks of a plan, in whatever memory its buckets are."""
+    """The masks of a plan, in the memory of its buckets."""
 
     def mark(self, bucket: int, locally_unused: frozenset[int], /) -> None:
-        """This rank trains, and uses all tensors of the bucket except these."""
+        """Mark this rank as training, and all tensors of the bucket except these as used."""
 
     def globally_unused(self, bucket: int, /) -> Collection[int]:
-        """The tensors of a reduced bucket that no rank uses; the mask is read only if this rank misses a tensor."""
+        """Return a reduced bucket's tensors that no rank uses. Reads the mask only if this rank misses a tensor."""
 
     def anyone_trains(self, bucket: int, /) -> bool:
-        """Does a reduced bucket come from at least one rank that has not joined?"""
+        """Return whether at least one rank that has not joined contributed to a reduced bucket."""
 
 
 class UsedMasks:
-    """Masks in the host's memory. memory: of each bucket, (bucket.count,)."""
+    """Masks in host memory. memory: the memory of each bucket, (bucket.count,)."""
 
     def __init__(self, buckets: Sequence[Bucket], memory: Sequence[Buffer], arithmetic: Arithmetic) -> None:
         self._buckets, self._arithmetic = buckets, arithmetic
@@ -80,7 +80,7 @@ class UsedMasks:
 
 
 def _one(dtype: str, arithmetic: Arithmetic) -> np.generic:
-    """1 as the dtype's storage has it."""
+    """Return the number 1 in the dtype's storage."""
     buffer = make_buffer(1, dtype)
     if dtype in HALF:
         arithmetic.cast(buffer, Buffer(np.ones(1, np.float32), "float32"))
@@ -93,8 +93,10 @@ def _one(dtype: str, arithmetic: Arithmetic) -> np.generic:
 class ZeroRounds:
     """The zero rounds of one plan, until no rank trains.
 
-    buckets: of the plan, none of them started. masks: of the buckets. start: starts a bucket. on_end: called at the end
-    of every round in which some rank trained.
+    buckets: of the plan, none of them started.
+    masks: of the buckets.
+    start: starts a bucket.
+    on_end: called at the end of every round in which some rank trained.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class ZeroRounds:
         self.over = False
 
     def advance(self) -> bool:
-        """Do what can be done without waiting; True if anything moved. Raises RankLostError if a rank has ended."""
+        """Advance without waiting. Returns True if there was progress. Raises RankLostError if a rank has ended."""
         if self.over:
             return False
         moved = self._buckets.advance()

@@ -15,14 +15,14 @@ _arithmetic = NumpyArithmetic()
 
 
 def math_dtype(dtype: str) -> str:
-    """The dtype in which values of this one are computed with."""
+    """Return the dtype in which a strategy computes with values of this dtype."""
     return "float32" if dtype in HALF else dtype
 
 
 class ParameterValues:
-    """Reads and writes each tensor of a source by itself. Gives the source a plan of its own.
+    """Reads and writes single tensors of a source. Gives the source a plan of its own.
 
-    unused: the tensors that this rank did not use when they were read last.
+    unused: the tensors that this rank did not use at their last read().
     """
 
     def __init__(self, tensors: Sequence[TensorSpec], source: TensorSource) -> None:
@@ -36,16 +36,16 @@ class ParameterValues:
         source.on_plan(Plan(tuple(tensors), tuple(buckets)))
 
     def read(self, index: int) -> Array:
-        """The tensor's present values, (n,), in its math_dtype().
+        """Return the tensor's present values, (n,), in its math_dtype().
 
-        The memory is the caller's to change, until the next read() or write() of the tensor.
+        The caller may change the memory until the next read() or write() of the tensor.
         """
         buffer = self._buffers[index]
         self.unused = (self.unused - {index}) | self._source.fill(index, buffer, (0, 0)).locally_unused
         return buffer.array if buffer.dtype not in HALF else _cast(buffer, "float32").array
 
     def write(self, index: int, values: Array, unused: Collection[int] = ()) -> None:
-        """Give the tensor these values, (n,), rounded to its dtype; after read(). unused: see TensorSource.drain."""
+        """Set the tensor to these values, (n,), rounded to its dtype; after read(). unused: see TensorSource.drain."""
         buffer = self._buffers[index]
         if buffer.dtype in HALF:
             _arithmetic.cast(buffer, Buffer(values, "float32"))
@@ -54,7 +54,7 @@ class ParameterValues:
         self._source.drain(index, buffer, unused)
 
     def rounded(self, index: int, values: Array) -> Array:
-        """What read() returns after write() of these values; they themselves where nothing is rounded."""
+        """Return what read() returns after write() of these values; the same array if nothing is rounded."""
         dtype = self._tensors[index].dtype
         if dtype not in HALF:
             return values
@@ -62,9 +62,10 @@ class ParameterValues:
 
 
 class FlatValues:
-    """All tensors of a source one after the other, in one array.
+    """Reads and writes all tensors of a source as one concatenated array.
 
-    count, dtype: of the array: float64 where a tensor is, else float32. unused: as of ParameterValues.
+    count: number of elements of the array. dtype: float64 if a tensor is float64, else float32. unused: see
+    ParameterValues.
     """
 
     def __init__(self, tensors: Sequence[TensorSpec], source: TensorSource) -> None:
@@ -85,7 +86,7 @@ class FlatValues:
             at += tensor.count
 
     def write(self, flat: Array, unused: Collection[int] = ()) -> None:
-        """Give the tensors what is in `flat` (count,); after read(). unused: see TensorSource.drain."""
+        """Set the tensors to the values in `flat` (count,); after read(). unused: see TensorSource.drain."""
         at = 0
         for index, tensor in enumerate(self._tensors):
             values = flat[at : at + tensor.count].astype(math_dtype(tensor.dtype), copy=False)
@@ -94,7 +95,7 @@ class FlatValues:
 
 
 def zeros_for(tensor: TensorSpec) -> Array:
-    """Zeros, (n,), in the tensor's math_dtype()."""
+    """Return zeros, (n,), in the tensor's math_dtype()."""
     return np.zeros(tensor.count, STORAGE[math_dtype(tensor.dtype)])
 
 
