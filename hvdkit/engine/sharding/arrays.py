@@ -1,4 +1,4 @@
-"""Driving a sharded strategy for adapters that see tensors as arrays in host memory: Keras on each of its backends."""
+"""Drives a sharded strategy for adapters with tensors as arrays in host memory: Keras on each of its backends."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ class ShardedArrays:
     """Reduce-scatters the gradients of one list of tensors, and all-gathers their values.
 
     A step: begin(), arrived() for each tensor, in any order and from any thread, finish(). Then gather().
+    Arrays are (n,) in the dtype's storage. All ranks open it together.
 
-    pieces: this rank's, in the order in which pieces are given and returned. Arrays are (n,) in the dtype's storage.
-    compute_threads: that this rank computes with, 0 for as many as it has cores. Opened by all ranks together; raises
-    PlanMismatchError where their tensors differ.
+    group: the ranks that train together.
+    tensors: the list, in the same order on all ranks.
+    options: the reduction of gradients, without codings.
+    compute_threads: number of threads that this rank computes with; 0 for the number of its cores.
+    Raises PlanMismatchError if the ranks' tensors differ.
+
+    The attribute `pieces` has this rank's pieces, in the order of the arrays in begin() and gather().
     """
 
     def __init__(
@@ -51,18 +56,18 @@ class ShardedArrays:
 
     @property
     def plan(self) -> Plan:
-        """In what buckets gradients are sent."""
+        """The plan of the buckets in which gradients are sent."""
         return self._gradients.plan
 
     @property
     def depth(self) -> int:
-        """So many buckets at most are read at the same time: those before are of gradients that nothing reads."""
+        """The maximum number of buckets that are read at the same time; gradients of earlier buckets are not read."""
         return self._scatter.depth
 
     def begin(self, results: Targets) -> None:
-        """Begin a step. results: of each piece, overwritten with its gradient until finish() returns.
+        """Begin a step. results: an array for each piece, overwritten with its gradient until finish() returns.
 
-        Raises BackwardInterruptedError if the step before ended after part of its gradients had been sent.
+        Raises BackwardInterruptedError if the previous step ended after some of its gradients had been sent.
         """
         self._check_open()
         if self._begun:
@@ -71,18 +76,19 @@ class ShardedArrays:
         self._gradients.results = results
 
     def arrived(self, tensor: int, gradient: Array | None) -> None:
-        """This rank has the gradient, or None for one that it does not have in this step.
+        """Pass a gradient, or None for a gradient that this rank does not have in this step.
 
-        It is read now or in a later call of the step, and let go of then; the caller leaves it alone until then.
+        It is read, and its reference dropped, now or in a later call of the step; the caller must not change it until
+        then.
         """
         self._gradients.put(tensor, gradient)
         self._strategy.arrived(tensor)
 
     def finish(self) -> Collection[int]:
-        """Have all results in place; collective.
+        """Complete the reduction, with all results in the arrays of begin(); collective.
 
-        Returns the tensors that no rank has a gradient of; the results of their pieces are of no use. Raises ValueError
-        where these are all, RankLostError, with the tensors concerned, if a rank has ended.
+        Returns the tensors without a gradient on any rank; the results of their pieces are undefined. Raises ValueError
+        if no tensor has a gradient, RankLostError, with the tensors concerned, if a rank has ended.
         """
         try:
             self._strategy.before_step()
@@ -95,14 +101,17 @@ class ShardedArrays:
         return self._shard.unused
 
     def scatter(self, gradients: Sequence[Array | None], results: Targets) -> Collection[int]:
-        """Reduce gradients that are all there; see begin(), arrived() and finish()."""
+        """Reduce gradients when all are available; see begin(), arrived() and finish()."""
         self.begin(results)
         for tensor in reversed(range(len(gradients))):
             self.arrived(tensor, gradients[tensor])
         return self.finish()
 
     def gather(self, pieces: Sequence[Array], targets: Targets | None) -> None:
-        """Fill the tensors with the pieces of all ranks; collective. targets: of each tensor; None to do without."""
+        """Assemble the tensors from the pieces of all ranks; collective.
+
+        pieces: the values of this rank's pieces. targets: an array for each tensor; None to discard the values.
+        """
         self._check_open()
         self._values.begin(pieces, targets)
         try:
@@ -111,7 +120,7 @@ class ShardedArrays:
             self._values.begin((), None)
 
     def _check_open(self) -> None:
-        """Raise HorovodInternalError after close(): a step that was compiled before comes here."""
+        """Raise HorovodInternalError after close(); a step that was compiled before close() still calls this object."""
         if self._closed:
             raise HorovodInternalError(
                 "This training step was compiled for the ranks of before shutdown(), among which the optimizer's state "
@@ -126,7 +135,7 @@ class ShardedArrays:
 
 
 class _Gradients(ArraySource):
-    """Gradients of which this rank gets pieces, in place where that can be. results: of the pieces."""
+    """The source of gradients of which this rank gets pieces, in place if possible. results: an array a piece."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -134,16 +143,16 @@ class _Gradients(ArraySource):
         self._pieces_at: dict[tuple[int, int], int] = {}  # by tensor and first element
 
     def divide(self, pieces: Sequence[Piece]) -> None:
-        """These are this rank's from now on."""
+        """Set this rank's pieces."""
         self._pieces_at = {(piece.tensor, piece.offset): index for index, piece in enumerate(pieces)}
 
     def target_of(self, tensor: int, part: slice) -> Array:
-        """See ArraySource.target_of: what is in place is a whole piece, since buckets are cut where pieces are."""
+        """Implement ArraySource.target_of(): an in-place segment is a whole piece, because both are cut alike."""
         return self.results[self._pieces_at[tensor, part.start]]
 
 
 class _Shard:
-    """See Receiver and Shards: takes note of which pieces are this rank's, and copies their gradients."""
+    """The Receiver and Shards of arrays: records this rank's pieces, and copies their gradients."""
 
     in_place = True
 
@@ -154,7 +163,7 @@ class _Shard:
         self.unused: frozenset[int] = frozenset()
 
     def collect(self, transport: Transport) -> None:
-        """See Shards.collect: there is one division only."""
+        """Implement Shards.collect(): do nothing, because the parameters are divided only once."""
 
     def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
         """See Shards.divide."""
@@ -185,17 +194,17 @@ class _Shard:
 
 
 class _Values:
-    """The source of the tensors' values: filled with this rank's pieces, drained of the others. See split_plan()."""
+    """The source of the tensors' values: fills this rank's pieces, and drains the other ranks'. See split_plan()."""
 
     def __init__(self) -> None:
         self._plan = Plan((), ())
         self.pieces: Sequence[Piece] = ()
-        self._pieces_in: dict[int, list[tuple[int, Piece, bool]]] = {}  # of each bucket, with their index; in place?
+        self._pieces_in: dict[int, list[tuple[int, Piece, bool]]] = {}  # bucket -> (index, piece, is it in place?)
         self._arrays: Sequence[Array] = ()
         self._targets: Targets | None = None
 
     def begin(self, arrays: Sequence[Array], targets: Targets | None) -> None:
-        """Take these from now on. arrays: of the pieces; targets: of the tensors."""
+        """Set the arrays of the next gather. arrays: of the pieces. targets: of the tensors; None to discard them."""
         self._arrays, self._targets = arrays, targets
 
     def on_plan(self, plan: Plan) -> None:
@@ -204,7 +213,7 @@ class _Values:
         self._pieces_in.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int], /) -> Filled:
-        """See TensorSource.fill; bucket: an even one, in which this rank's pieces are, each a slot."""
+        """Implement TensorSource.fill(). bucket: an even number: its slots are this rank's pieces."""
         if bucket not in self._pieces_in:  # the memory is the same each time
             parts = cut_slots(self._plan.buckets[bucket].slots, owned, memory.itemsize)
             in_place = {slot.start for slot, is_in_place in parts if is_in_place}
@@ -226,7 +235,7 @@ class _Values:
         return Filled(frozenset(), segments)
 
     def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
-        """See TensorSource.drain; bucket: an odd one, in which the others' pieces are."""
+        """Implement TensorSource.drain(). bucket: an odd number: its slots are the other ranks' pieces."""
         if self._targets is None:
             return
         for slot in self._plan.buckets[bucket].slots:

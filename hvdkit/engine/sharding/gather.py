@@ -1,4 +1,4 @@
-"""Parameters of which each rank has updated its own pieces become whole on all ranks again."""
+"""All-gather of parameters, after each rank has updated its own pieces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ from hvdkit.errors import HorovodInternalError, RankLostError
 class ParameterGather:
     """All-gathers the parameters of one optimizer, bucket by bucket.
 
-    place: of the buckets. wires: of the gradients, where buckets are to be cut as theirs are. in_place: may the values
-    have in-place segments? pieces: what this rank keeps: its shards of the buckets. Opened, and closed, by all ranks
-    together.
-    Raises PlanMismatchError where the ranks' parameters differ.
+    Opened, and closed, by all ranks together.
+
+    parameters: of the optimizer.
+    group: the ranks that train together.
+    place: device and settings of the buckets.
+    wires: the gradients' wires, if buckets must be cut like the gradients' buckets.
+    in_place: May the values have in-place segments?
+    Raises PlanMismatchError if the ranks' parameters differ.
+
+    The attribute `pieces` has the pieces that this rank keeps: its shards of the buckets.
     """
 
     def __init__(
@@ -38,7 +44,7 @@ class ParameterGather:
         check_tensors(group.transport, tensors, "sharded", settings.fusion_bytes)
         self._plan = plan = Plan(tuple(tensors), plan_buckets(tensors, settings.fusion_bytes, wires))
         specs = plan.specs((1.0, 1.0), settings.chunk_bytes, settings.algorithm)
-        specs = [replace(spec, wire="none") for spec in specs]  # parameters travel as they are
+        specs = [replace(spec, wire="none") for spec in specs]  # parameters are sent uncompressed
         self._buckets = place.open_buckets(specs, settings.buckets_in_flight)
         shards = self._buckets.shard
         in_place = in_place and may_be_in_place(group)
@@ -74,7 +80,7 @@ class ParameterGather:
         self._values.drain(2 * index + 1, self._data[index], ())
 
     def zero_rounds(self) -> NoReturn:
-        """A rank that has joined would have to go on updating its shard. Raises HorovodInternalError."""
+        """Raise HorovodInternalError, because a joined rank would have to go on updating its shard."""
         raise HorovodInternalError(
             "join() cannot be used with an optimizer that has shard=..., since this rank alone can update its shard. "
             "Give all ranks equally many batches (hvd.data.ShardedSampler does), or leave out shard."

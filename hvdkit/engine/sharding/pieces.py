@@ -1,4 +1,4 @@
-"""Which part of which parameter is whose: the shards of buckets as pieces of tensors, as data."""
+"""The ranges of tensors in a rank's shards of buckets, as data: a Piece is a range of one tensor in a shard."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from hvdkit.engine.planned.plan import Plan, Slot
 class Piece:
     """Consecutive elements of one tensor that belong to one rank.
 
-    tensor: its index among those planned. offset: the first element, in the order of the tensor's memory. count: how
-    many. bucket, start: where they lie in the plan's buckets.
+    tensor: index of the tensor in the plan.
+    offset: the first element, in the order of the tensor's memory.
+    count: number of elements.
+    bucket: index of the bucket that holds them.
+    start: their first element in the bucket.
     """
 
     tensor: int
@@ -24,7 +27,7 @@ class Piece:
 
 
 def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[Piece]:
-    """The pieces within a rank's shard of each bucket. shards: (start, stop), elements of the bucket's memory."""
+    """Return the pieces within a rank's shards. shards: (start, stop) in each bucket, elements of its memory."""
     return [
         Piece(slot.tensor, slot.offset, slot.stop - slot.start, index, slot.start)
         for index, (bucket, shard) in enumerate(zip(plan.buckets, shards, strict=True))
@@ -33,9 +36,9 @@ def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[Piece]:
 
 
 def split_plan(plan: Plan, shards: Sequence[tuple[int, int]]) -> Plan:
-    """A plan with two buckets for each: number 2i has the slots in this rank's shard of i, number 2i + 1 the others.
+    """Split each bucket i in two: bucket 2i has the slots in this rank's shard of i, bucket 2i + 1 the other slots.
 
-    Both lie in bucket i's memory. For a TensorSource that is to fill the one and drain the other.
+    Both use bucket i's memory. A TensorSource with this plan fills the even buckets and drains the odd buckets.
     """
     halves = []
     for bucket, (start, stop) in zip(plan.buckets, shards, strict=True):
@@ -45,7 +48,7 @@ def split_plan(plan: Plan, shards: Sequence[tuple[int, int]]) -> Plan:
 
 
 def _within(slots: Sequence[Slot], start: int, stop: int) -> list[Slot]:
-    """What of the slots lies in [start, stop), without empty ones."""
+    """Return the non-empty intersections of slots with [start, stop)."""
     inside = []
     for slot in slots:
         first, last = max(slot.start, start), min(slot.stop, stop)

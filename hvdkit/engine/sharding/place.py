@@ -1,4 +1,4 @@
-"""Where the buckets of a sharded optimizer are: in the host's memory, or on a device."""
+"""The memory of a sharded optimizer's buckets: in the host, or on a device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hvdkit.transport.buckets import Buckets, BucketSpec
 
 @dataclass(frozen=True)
 class Place:
-    """open_buckets: as Transport.open_buckets(). settings: of the plan; the same for gradients and parameters.
+    """The device and settings of a sharded optimizer's buckets.
 
+    open_buckets: see Transport.open_buckets(). settings: of the plan; the same for gradients and parameters.
     device: of the buckets; None for the host.
     """
 
@@ -25,11 +26,11 @@ class Place:
 
 
 def place_on_host(group: Group) -> Place:
-    """Buckets in the memory of the group's transport, with the user's settings."""
+    """Return the Place of buckets in the memory of the group's transport, with the user's settings."""
     settings = settings_of(runtime.runtime("A sharded optimizer").config)
     return Place(group.transport.open_buckets, settings)
 
 
 def may_be_in_place(group: Group) -> bool:
-    """May there be in-place segments in each of the two phases? See Buckets."""
+    """Return whether each of the two phases supports in-place segments; see Buckets."""
     return group.transport.between is None

@@ -1,4 +1,4 @@
-"""Gradients of which each rank gets the average of its own pieces only: reduced by the first half of an allreduce."""
+"""Reduce-scatter of gradients, the first half of an allreduce: each rank gets the average of its own pieces only."""
 
 from __future__ import annotations
 
@@ -20,41 +20,40 @@ from hvdkit.transport.buffer import Buffer
 
 
 class Receiver(Protocol):
-    """What an adapter does with gradients that it does not get back.
+    """Consumes reduce-scattered gradients, for an adapter.
 
-    in_place: has the source in-place segments for its gradients, and the source of the values for those? Then their
-    sums are received without a copy.
+    in_place: Do the sources of gradients and of values have in-place segments? Then sums are received without a copy.
     """
 
     in_place: bool
 
     def release(self, tensor: int) -> None:
-        """The tensor's gradient has been copied: free its memory."""
+        """Free the memory of the tensor's gradient, which has been copied."""
 
     def receive(self, bucket: int, memory: Buffer) -> None:
-        """Copy what this rank has of a bucket out of `memory` (data_count,), except what was reduced in place.
+        """Copy this rank's pieces of a bucket out of `memory` (data_count,), except in-place segments.
 
         The rest of the memory is undefined.
         """
 
     def received(self, unused: Collection[int]) -> None:
-        """All gradients of a step are there, but for those of tensors that no rank uses."""
+        """Called when all gradients of a step have been received. unused: tensors that no rank uses."""
 
 
 class ScatterGradients(AllReduce):
-    """Reduce-scatters gradients while backward computes those of the layers before.
+    """Reduce-scatters gradients while backward computes the gradients of earlier layers.
 
-    options: as for AllReduce, but without codings. The buckets' settings are the user's own: they are not tuned, since
-    the state is divided as they are.
+    options: as for AllReduce, but without codings. receiver: consumes the gradients. The buckets have the user's
+    settings: these are not tuned, because the state is divided like the buckets.
     """
 
     def __init__(self, options: ReduceOptions, receiver: Receiver) -> None:
         super().__init__(options)
         self.repeatable = False
-        #: Where the buckets are to be from the next attach() on; on the host for None.
+        #: Device and settings of the buckets from the next attach() on; None for the host.
         self.place: Place | None = None
         self.in_place = receiver.in_place
-        self.depth = 0  # buckets that are started and not drained, at most
+        self.depth = 0  # maximum number of buckets that are started and not drained
         self._receiver = receiver
         self._presence: Presence | None = None
         self._source: _ScatterSource | None = None
@@ -110,12 +109,12 @@ class ScatterGradients(AllReduce):
 
 
 class _ScatterSource:
-    """A source whose gradients are taken from it, and given to a receiver in pieces. in_place: may they be?"""
+    """Fills buckets from a source of gradients, and passes results to a receiver. in_place: use in-place segments."""
 
     def __init__(self, source: TensorSource, receiver: Receiver, in_place: bool) -> None:
         self._source, self._receiver, self._in_place = source, receiver, in_place
         self._plan = Plan((), ())
-        self._left: list[int] = []  # of each tensor the elements that have not been copied in this round
+        self._left: list[int] = []  # for each tensor the number of elements that are not copied yet in this round
         self._unused: set[int] = set()
 
     def on_plan(self, plan: Plan) -> None:
@@ -128,7 +127,7 @@ class _ScatterSource:
         self._unused.clear()
 
     def take_unused(self) -> frozenset[int]:
-        """The tensors that this rank did not use in the round, which ends."""
+        """Return the tensors that this rank did not use in the round, and end the round."""
         unused = frozenset(self._unused)
         self._begin()
         return unused
@@ -147,7 +146,7 @@ class _ScatterSource:
 
 
 class _NoMasks:
-    """See Masks: after a reduce-scatter no rank has all of them, so that Presence tells instead."""
+    """Masks that do nothing: after a reduce-scatter no rank has a whole mask, so Presence exchanges them instead."""
 
     def mark(self, _: int, __: frozenset[int], /) -> None:
         pass

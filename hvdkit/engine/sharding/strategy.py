@@ -1,4 +1,4 @@
-"""Sharded optimizers (ZeRO): each rank steps on its pieces of the parameters, then all of them get the new values.
+"""Sharded optimizers (ZeRO): each rank steps on its pieces of the parameters, then all ranks get the new values.
 
 Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, of which
 these are stages 1 and 2.
@@ -22,23 +22,23 @@ from hvdkit.transport.api import Transport
 
 
 class Shards(Protocol):
-    """The inner optimizer as an adapter divides it: steps on pieces, and their state."""
+    """An adapter's division of the inner optimizer: it steps on pieces, and keeps their state."""
 
     def collect(self, transport: Transport) -> None:
-        """Make whole the state that is divided now, since the parameters are divided anew next; collective."""
+        """Gather the divided state, because the parameters are divided again next; collective."""
 
     def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
-        """Keep the state of these pieces only from now on. ranks: among which the parameters are divided."""
+        """Keep the state of these pieces only. ranks: those among which the parameters are divided."""
 
     def gathered(self) -> None:
-        """All parameters are whole again."""
+        """Called when all parameters have been gathered."""
 
 
 class Sharded(Strategy):
-    """Every rank steps on its own pieces of the parameters.
+    """Lets every rank step on its own pieces of the parameters, and gathers the parameters afterwards.
 
-    gradients: reduces them, whole (shard="optimizer") or in the same pieces (ScatterGradients, shard="gradients").
-    shards: the adapter's part.
+    gradients: reduces the gradients, whole (shard="optimizer") or in the same pieces (ScatterGradients,
+    shard="gradients"). shards: the adapter's division of the optimizer.
     """
 
     def __init__(self, gradients: AllReduce, shards: Shards) -> None:
@@ -72,7 +72,7 @@ class Sharded(Strategy):
         self._shards.divide(parameters, pieces, group.engine.ranks)
 
     def find_place(self, parameters: Parameters, group: Group) -> Place:
-        """Where the buckets are to be, for subclasses; collective."""
+        """Select device and settings of the buckets; collective. Subclasses may override it."""
         return place_on_host(group)
 
     def arrived(self, index: int) -> None:
@@ -88,7 +88,7 @@ class Sharded(Strategy):
         self.gradients.before_step()
 
     def after_step(self) -> None:
-        """See Strategy.after_step. Raises RankLostError if a rank has ended."""
+        """Implement Strategy.after_step(). Raises RankLostError if a rank has ended."""
         if self._gather is not None:
             self._gather.gather()
         self._shards.gathered()
@@ -105,9 +105,9 @@ class Sharded(Strategy):
 
 
 def check_shard(shard: str, *, strategy: bool, adasum: bool) -> None:
-    """Raise ValueError for a value of `shard` that is not known, and where it cannot be used.
+    """Raise ValueError for an unknown value of `shard`, and for options with which `shard` cannot be used.
 
-    strategy: is a strategy of the user's own given? adasum: is op Adasum?
+    strategy: Did the user pass a strategy? adasum: Is op Adasum?
     """
     if shard not in ("optimizer", "gradients"):
         raise ValueError(
