@@ -13,20 +13,20 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.buffer import FLOATS, HALF, STORAGE, Array, Buffer, as_buffer, make_buffer
 
-_CHUNK = 64 * 1024  # elements that are widened at a time, so that they stay in cache
+_CHUNK = 64 * 1024  # number of elements that are widened at a time, so that they stay in cache
 
 
 def adasum(transport: Transport, buffers: Sequence[Buffer]) -> None:
     """Replace each buffer by the adaptive sum of all ranks' buffers, in place; collective.
 
-    Two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, each buffer with factors of its own, so
-    that a tensor's result does not depend on those it travels with; a vector of zeros adds nothing. Ranks are paired in
-    order, (0, 1), (2, 3) and so on, then the pairs' results in the same way; one that is left over at a level goes on
-    to the next as it is, so any number of ranks will do. As in Horovod without NCCL, the ranks of a host are not
-    averaged first. Dot products are taken in float64, float16 and bfloat16 are held in float32 and rounded once.
+    Two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. Each buffer has factors of its own, so that
+    a tensor's result does not depend on the other buffers of the call; a vector of zeros adds nothing. Ranks are paired
+    in order, (0, 1), (2, 3) and so on, then the pairs' results in the same way; an unpaired vector goes unchanged to
+    the next level, so any number of ranks is possible. As in Horovod without NCCL, the ranks of a host are not averaged
+    first. Dot products are computed in float64; float16 and bfloat16 are kept in float32 and rounded once.
 
     buffers: (n,) each, float16 bfloat16 float32 or float64; counts and dtypes are the same on all ranks.
-    Each rank sends every element about twice and holds one more copy of the buffers, two for narrow ones.
+    Each rank sends every element about twice and holds one more copy of the buffers, two of float16 and bfloat16.
     Raises TypeError for other dtypes, before anything is sent. Source: arXiv:2006.02924.
     """
     for buffer in buffers:
@@ -52,9 +52,10 @@ def adasum(transport: Transport, buffers: Sequence[Buffer]) -> None:
 
 
 class _Shard:
-    """This rank's part of all ranks' buffers of one dtype, laid end to end.
+    """This rank's shard of all ranks' buffers of one dtype, concatenated.
 
-    vectors: at first one a rank, in rank order; half as many after each level. pieces: where each tensor lies in them.
+    vectors: at first one a rank, in rank order; half as many after each level. pieces: the range of each tensor in a
+    vector.
     """
 
     def __init__(self, transport: Transport, buffers: Sequence[Buffer]) -> None:
@@ -73,7 +74,7 @@ class _Shard:
         self.vectors: list[Array] = list(_widen(transport.arithmetic, received).reshape(transport.size, length))
 
     def products(self) -> NDArray[np.float64]:
-        """This rank's part of a.b, a.a and b.b for each tensor and each pair: (tensors, pairs, 3)."""
+        """Compute this shard's a.b, a.a and b.b for each tensor and each pair: (tensors, pairs, 3)."""
         pairs = list(zip(self.vectors[::2], self.vectors[1::2], strict=False))
         products = np.zeros((len(self.pieces), len(pairs), 3))
         with np.errstate(all="ignore"):
@@ -83,7 +84,7 @@ class _Shard:
         return products
 
     def merge(self, products: NDArray[np.float64]) -> None:
-        """Replace each pair by its adaptive sum. products: as from products(), added up over all ranks."""
+        """Replace each pair by its adaptive sum. products: the results of products(), summed over all ranks."""
         with np.errstate(all="ignore"):
             for row, piece in zip(products, self.pieces, strict=True):
                 for at, (dot, a_squared, b_squared) in enumerate(row.tolist()):
@@ -104,7 +105,7 @@ class _Shard:
 
 
 def _widen(arithmetic: Arithmetic, buffer: Buffer) -> Array:
-    """The buffer's numbers in the dtype of the arithmetic; the same memory if that is their own."""
+    """Return the buffer's numbers in the dtype of the computation; the same memory if it is the buffer's dtype."""
     if buffer.dtype not in HALF:
         return buffer.array
     wide = make_buffer(buffer.count, "float32")
@@ -113,7 +114,7 @@ def _widen(arithmetic: Arithmetic, buffer: Buffer) -> Array:
 
 
 def _dots(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float, float]:
-    """a.b, a.a and b.b, in float64."""
+    """Compute a.b, a.a and b.b in float64."""
     dot = a_squared = b_squared = 0.0
     for start in range(0, a.size, _CHUNK):
         wide_a = a[start : start + _CHUNK].astype(STORAGE["float64"])
@@ -125,12 +126,12 @@ def _dots(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float, float]:
 
 
 def _add(a: NDArray[Any], b: NDArray[Any], a_factor: float, b_factor: float) -> None:
-    """a = a_factor * a + b_factor * b, in float64: a tiny vector's factor may exceed float32."""
+    """Compute a = a_factor * a + b_factor * b in float64, because a tiny vector's factor may exceed float32."""
     for start in range(0, a.size, _CHUNK):
         piece = slice(start, start + _CHUNK)
         a[piece] = a[piece].astype(STORAGE["float64"]) * a_factor + b[piece].astype(STORAGE["float64"]) * b_factor
 
 
 def _factor(dot: float, squared: float) -> float:
-    """A vector's factor: 1/2 if the other equals it; 1 if the other is orthogonal to it, or it is zero."""
+    """Return a vector's factor: 1/2 if both vectors are equal; 1 if they are orthogonal, or this vector is zero."""
     return 1.0 - dot / (2.0 * squared) if squared else 1.0

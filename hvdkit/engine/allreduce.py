@@ -17,7 +17,7 @@ from hvdkit.errors import BackwardInterruptedError, HorovodInternalError
 
 
 class GradientReducer(Protocol):
-    """What reduces one list of gradients round after round; see BucketReducer."""
+    """Reduces one list of gradients in each round; see BucketReducer."""
 
     @property
     def under_way(self) -> bool: ...
@@ -31,10 +31,10 @@ class GradientReducer(Protocol):
 
 
 class AllReduce(Strategy):
-    """Gradients are averaged or summed, in buckets, while backward computes those of the layers before.
+    """Averages or sums gradients in buckets, while backward computes the gradients of earlier layers.
 
-    options: average or sum, and the dtype or coding between hosts. A parameter that no rank has a gradient of keeps
-    what it has; one that only other ranks have a gradient of gets theirs.
+    If no rank has a gradient of a parameter, its gradient is not changed; if only other ranks have one, this rank gets
+    theirs. options: average or sum, and the wire dtype or coding between hosts.
     """
 
     def __init__(self, options: ReduceOptions | None = None) -> None:
@@ -42,7 +42,7 @@ class AllReduce(Strategy):
         self.repeatable = self.options.average
         self._statistics = Statistics()
         self._parameters: Parameters | None = None
-        self._reducer: GradientReducer | None = None  # None also where there is no parameter
+        self._reducer: GradientReducer | None = None  # also None without parameters
         self._arrived: set[int] = set()  # since the last before_step()
 
     @property
@@ -64,9 +64,9 @@ class AllReduce(Strategy):
             self._reducer = self._open(parameters, group)
 
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
-        """Open a reducer for the gradients of these parameters, at least one, with this job's settings; collective.
+        """Open a reducer for the gradients of one or more parameters, with this job's settings; collective.
 
-        Raises PlanMismatchError where the ranks' parameters differ, ConfigError for a file of tuned settings that
+        Raises PlanMismatchError if the ranks' parameters differ, ConfigError for a file of tuned settings that
         cannot be read.
         """
         current, options = runtime.runtime("a reduction of gradients"), self.options
@@ -82,7 +82,7 @@ class AllReduce(Strategy):
         return reducer
 
     def arrived(self, index: int) -> None:
-        """See Strategy.arrived; starts the buckets that are complete."""
+        """Implement Strategy.arrived(): start the buckets that are complete."""
         reducer = self._reducer
         assert reducer is not None
         if index not in self._arrived:
@@ -124,6 +124,6 @@ class AllReduce(Strategy):
             self._reducer = None
 
     def _release_memory(self) -> None:
-        """Have the source let go of its views of the buckets: the memory stays mapped as long as there are any."""
+        """Make the source drop its views of the buckets, because their memory stays mapped as long as a view exists."""
         if self._parameters is not None:
             self._parameters.gradients.on_plan(Plan((), ()))

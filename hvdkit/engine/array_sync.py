@@ -1,4 +1,4 @@
-"""Driving a strategy for adapters that see tensors as arrays in host memory: TensorFlow, Keras on JAX."""
+"""Drives a strategy for adapters with tensors as arrays in host memory: TensorFlow, Keras on JAX."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ CANNOT_WEIGHT = (
 
 
 class ArraySync:
-    """Drives the strategy of one list of tensors, step after step.
+    """Drives the strategy of one list of tensors in each step.
 
-    A step: begin(), arrived() for each tensor, in any order and from any thread, finish(); reduce() is all three. Then
-    after_step().
+    A step: begin(), arrived() for each tensor, in any order and from any thread, finish(); reduce() calls all three.
+    Then after_step(). All ranks open it together.
 
-    group: the ranks that train together. tensors: in the order in which all ranks have them. compute_threads: that this
-    rank computes with, 0 for as many as it has cores. values: of the parameters, (n,) each in the dtype's storage, for
-    a strategy with uses_values.
-    Opened by all ranks together; raises PlanMismatchError where their tensors differ, HorovodInternalError where some
-    rank does something else, has left or has joined.
+    group: the ranks that train together.
+    tensors: the list, in the same order on all ranks.
+    strategy: the strategy to drive.
+    compute_threads: number of threads that this rank computes with; 0 for the number of its cores.
+    values: the parameters' values, (n,) each in the dtype's storage, for a strategy with uses_values.
+    Raises PlanMismatchError if the ranks' tensors differ, HorovodInternalError if a rank calls something else, has left
+    or has joined.
     """
 
     def __init__(
@@ -51,9 +53,9 @@ class ArraySync:
         values: Sequence[Array] = (),
     ) -> None:
         self._group, self._strategy, self._begun = group, strategy, False
-        #: For adapters whose steps come from several threads: they call begin(), arrived() and finish() in its parts.
+        #: For adapters with steps from several threads: they call begin(), arrived() and finish() within its part().
         self.one_step = OneStep([tensor.name for tensor in tensors])
-        #: Called in each step from now on.
+        #: Called in each step, once it is set.
         self.gradient_hook: GradientHook | None = None
         self._weight, self._clock = 1.0, HostClock(strategy)
         self._gradients = ArraySource(len(tensors))
@@ -67,27 +69,27 @@ class ArraySync:
             self._strategy.attach(self._parameters, self._group)
 
         self._put_values(values)
-        self._strategy.driver = None  # if attach() raises, the list before is attached anew too
+        self._strategy.driver = None  # if attach() raises, the previous list must be attached again too
         collective_step(self._group.engine, "plan", attach, name=self._parameters.name)
         self._values.abandon()
         self._strategy.driver = weakref.ref(self)
 
     @property
     def _is_attached(self) -> bool:
-        """Is the strategy attached to this list, and not to another since?"""
+        """Is the strategy attached to this list, and not to another list?"""
         driver = self._strategy.driver
         return driver is not None and driver() is self
 
     @property
     def plan(self) -> Plan:
-        """How the strategy sends gradients."""
+        """The plan by which the strategy sends gradients."""
         return self._gradients.plan
 
     def begin(self, targets: Targets, values: Sequence[Array] = ()) -> None:
-        """Begin a step. targets: overwritten by the results; they may share memory with the gradients.
+        """Begin a step. targets: overwritten with the results; they may share memory with the gradients.
 
-        Collective where the strategy was attached to another list in between.
-        Raises BackwardInterruptedError if the step before ended after part of its gradients had been sent.
+        Collective if the strategy was attached to another list in between. values: see ArraySync.
+        Raises BackwardInterruptedError if the previous step ended after some of its gradients had been sent.
         """
         if self._begun:
             self._strategy.cancel()
@@ -98,9 +100,9 @@ class ArraySync:
         self._gradients.begin(targets)
 
     def arrived(self, index: int, gradient: Array | None) -> None:
-        """This rank has the gradient: (n,) in the dtype's storage, or None if it has none in this step.
+        """Pass a gradient: (n,) in the dtype's storage, or None if this rank has none in this step.
 
-        It is read now or in a later call of the step; the caller leaves it alone until then.
+        It is read now or in a later call of the step; the caller must not change it until then.
         """
         if gradient is not None and self._weight != 1.0:
             gradient = _multiply(gradient, self._parameters.tensors[index].dtype, self._weight)
@@ -109,9 +111,9 @@ class ArraySync:
             self._strategy.arrived(index)
 
     def finish(self, values: Sequence[Array] = ()) -> Collection[int]:
-        """Have the strategy end its work on the gradients, with all results in place; collective.
+        """Have the strategy complete its work on the gradients, with all results in the targets; collective.
 
-        Returns the indices of the tensors that no rank has a gradient of; their targets are left alone.
+        Returns the indices of the tensors without a gradient on any rank; their targets are unchanged.
         Raises RankLostError, with the tensors concerned, if a rank has ended.
         """
         self._put_values(values)
@@ -127,26 +129,29 @@ class ArraySync:
         return unused
 
     def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
-        """See CollectiveCaller.together."""
+        """Implement CollectiveCaller.together()."""
         return collective_step(self._group.engine, kind, action, name=self._parameters.name, options=options)
 
     def reduce(
         self, gradients: Sequence[Array | None], targets: Targets, values: Sequence[Array] = ()
     ) -> Collection[int]:
-        """Work on the gradients of a step that are all there; see begin(), arrived() and finish()."""
+        """Process the gradients of a step when all are available; see begin(), arrived() and finish()."""
         self.begin(targets, values)
         for index in reversed(range(len(gradients))):
             self.arrived(index, gradients[index])
         return self.finish(values)
 
     def after_step(self, values: Sequence[Array], targets: Targets) -> None:
-        """The optimizer has stepped; collective. values: of the parameters; targets: what they are from now on."""
+        """Call the strategy after the optimizer's step; collective.
+
+        values: the parameters' values. targets: overwritten with their new values.
+        """
         self._change(self._strategy.after_step, values, targets)
 
     def change_values(self, change: Callable[[], None], values: Sequence[Array], targets: Targets) -> None:
-        """Have the strategy change the parameters outside of a step, by `change`; collective if that is.
+        """Have the strategy change the parameters outside a step, by calling `change`; collective if `change` is.
 
-        values, targets: as above. Does nothing to parameters that the strategy is not attached to.
+        values, targets: see after_step(). Without effect if the strategy is not attached to these parameters.
         """
         self._change(change if self._is_attached else lambda: None, values, targets)
 
@@ -164,14 +169,14 @@ class ArraySync:
             self._values.put(index, value)
 
     def close(self) -> None:
-        """Free what the strategy has allocated; collective."""
+        """Free the strategy's memory; collective."""
         if self._is_attached:
             self._strategy.driver = None
             self._strategy.detach()
 
 
 def _multiply(gradient: Array, dtype: str, weight: float) -> Array:
-    """The gradient times a weight, in other memory. 0 also where a gradient is infinite, if the weight is."""
+    """Return the gradient times a weight, in new memory. With a weight of 0 the result is 0, even for infinities."""
     if not weight:
         return np.zeros_like(gradient)
     out = np.empty_like(gradient)

@@ -1,6 +1,6 @@
-"""What hvdkit can use here and what it uses: Horovod's questions about how it was built, answered honestly.
+"""Horovod's functions about its build, such as mpi_built(), for the libraries that hvdkit can use and uses.
 
-Nothing of hvdkit is compiled, so "built" means: there when it is needed.
+hvdkit is not compiled, so "built" means: available when needed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _carrier(call: str) -> str:
 def nccl_built() -> int:
     """The version of NCCL that Horovod's core was built with, for example 22203 for 2.22.3, after init(); else 0.
 
-    0 on the native engine, also where it reduces tensors of GPUs by NCCL, as describe() then says: scripts ask this to
-    multiply the learning rate of Adasum by local_size(), as Horovod with NCCL averages the ranks of a host first.
+    It is 0 on the native engine, even if this reduces GPU tensors by NCCL, which describe() shows. Scripts call this to
+    multiply the learning rate of Adasum by local_size(), because Horovod with NCCL averages the ranks of a host first.
     hvdkit's Adasum does not.
     """
     return engine.runtime("nccl_built()").provider.nccl_version() if engine.is_initialized() else 0

@@ -1,7 +1,8 @@
-"""Child processes of a rank that call init(): they have the rank's variables, and would wait for ranks that have met.
+"""Refuses init() in child processes of a rank: they have the rank's variables, but its ranks are connected already.
 
-A child's variables alone do not show it, because many ranks are children of a process with the same variables: a shell
-script, or a program that prepares the rank. So init() sets a variable of its own, which only later children inherit.
+The inherited variables alone do not identify such a child, because many ranks are children of a process with the same
+variables: a shell script, or a program that prepares the rank. So init() sets a variable of its own, which only later
+children inherit.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from pathlib import Path
 from hvdkit.errors import WorldError
 from hvdkit.world import World, read_world
 
-#: The process that is the rank, and its job.
+#: Variable with the id of the rank's process, and the rank's job.
 _RANK_PROCESS = "HVDKIT_RANK_PROCESS"
-#: They differ between the rank's job and a job that the rank starts, whatever launches either.
+#: Variables that differ between the rank's job and a job that the rank starts, with any launcher.
 _NAMES_OF_JOBS = (
     *("HVDKIT_JOB", "PMIX_NAMESPACE", "PMI_FD", "PMI_PORT", "SLURM_STEP_ID", "PALS_APID", "JSM_JSRUN_STEP_ID"),
     *("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
@@ -23,18 +24,18 @@ _NAMES_OF_JOBS = (
 
 
 def mark_rank_process(world: World) -> None:
-    """Have child processes that start from now on know that this process is the rank."""
+    """Mark this process as the rank, for child processes that start from now on."""
     if world.size > 1:
         os.environ[_RANK_PROCESS] = f"{os.getpid()} {_name_job()}"
 
 
 def unmark_rank_process() -> None:
-    """Let a child process take this one's place as the rank."""
+    """Remove the mark, so that a child process may call init() as this rank."""
     os.environ.pop(_RANK_PROCESS, None)
 
 
 def refuse_child_of_rank(launched: World) -> None:
-    """Raise WorldError in a child process of a rank. launched: what its variables say."""
+    """Raise WorldError in a child process of a rank. launched: the world according to its variables."""
     if launched.size < 2:
         return
     if _is_importing_again() and _parents_rank() == launched.rank:
@@ -58,13 +59,13 @@ def _name_job() -> str:
 
 
 def _is_importing_again() -> bool:
-    """Does multiprocessing import the parent's script? It uses `_inheriting` to refuse to start processes then."""
+    """Return whether multiprocessing is importing the parent's script; its own check uses `_inheriting` too."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     return multiprocessing is not None and getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 def _parents_rank() -> int | None:
-    """The rank as which the parent process was started; None if that cannot be read, or it is no rank of several.
+    """Return the rank in the parent process's variables; None if they cannot be read or name no rank of several.
 
     A parent that is not a rank may start ranks by multiprocessing.
     """

@@ -1,4 +1,4 @@
-"""A user's `compression`: one wire dtype or coding for all gradients, or one for each by its name.
+"""The user's `compression`: a wire dtype or coding for all gradients, or for each gradient by its name.
 
 The compressors are the same classes for all frameworks. An adapter registers a Casts for its own tensors.
 """
@@ -19,7 +19,7 @@ from hvdkit.transport.coding.top_k import TopK
 
 Wire = Narrow | Coding
 
-#: What an optimizer takes as `compression` beside an adapter's compressors: a coding, or one for each pattern of names.
+#: An optimizer's `compression` besides an adapter's compressors: a coding, or patterns of names -> compression.
 Coded = Coding | Mapping[str, Any]
 
 CODINGS = (TopK, PowerSGD, Sign, Int8)
@@ -30,26 +30,26 @@ _LARGEST: dict[str, float] = {"float16": 65504.0, "bfloat16": float.fromhex("0x1
 
 
 class Casts(Protocol):
-    """What compressors need of a framework. dtypes are names, such as "float32"."""
+    """The framework functions that compressors use. dtypes are names, such as "float32"."""
 
     def owns(self, tensor: Any) -> bool:
-        """Is it a tensor of this framework?"""
+        """Return whether it is a tensor of this framework."""
 
     def dtype_of(self, tensor: Any) -> str:
-        """The name of the tensor's dtype."""
+        """Return the name of the tensor's dtype."""
 
     def clamp(self, tensor: Any, limit: float) -> Any:
-        """The tensor with finite values within -limit and limit; infinities and NaN stay."""
+        """Return the tensor with finite values limited to -limit and limit; infinities and NaN stay."""
 
     def cast(self, tensor: Any, dtype: str) -> Any:
-        """The tensor in another dtype."""
+        """Return the tensor in another dtype."""
 
 
 _registered: list[Casts] = []
 
 
 def register_casts(casts: Casts) -> None:
-    """Let compressors work on a framework's tensors; called once by its adapter."""
+    """Register the Casts of a framework, so that compressors support its tensors; its adapter calls this once."""
     _registered.append(casts)
 
 
@@ -73,7 +73,7 @@ class Compressor:
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor as it is sent, and the context that `decompress` needs: the name of its dtype."""
+        """Return the tensor in the wire dtype, and the context for decompress(): the name of its own dtype."""
         casts = _casts_for(tensor)
         dtype = casts.dtype_of(tensor)
         if cls.wire == "none" or dtype not in _WIDE:
@@ -133,11 +133,17 @@ def reduce_compressed(
 ) -> Sequence[Any]:
     """Compress the tensors, reduce them, and decompress the results.
 
-    reduce: reduces the compressed tensors with the op and the factors that it is given. set_size: number of ranks.
-    An average is divided after the sum, which is taken in float32: values that the wire's dtype holds are not lost, and
-    it is finite where its result is. So an average's factors are applied before tensors are narrowed, and bfloat16,
-    whose sum may exceed float32, is sent divided by the next power of two of `set_size`, which is exact. Groups of
-    tensors of which some are not compressed leave both to `reduce`.
+    An average is divided after the sum, which is computed in float32: values that the wire dtype can represent are not
+    lost, and the sum is finite if the average is. So an average's factors are applied before tensors are cast to the
+    wire dtype. bfloat16, whose sum may exceed float32, is sent divided by the power of two that is `set_size` rounded
+    up; this division is exact. If some tensors of a group are not compressed, `reduce` does both: factors and division.
+
+    compression: the compressor.
+    tensors: of a framework with registered Casts.
+    op: the reduction.
+    factors: prescale and postscale.
+    set_size: number of ranks.
+    reduce: reduces the compressed tensors with the op and the factors that it gets.
     """
     wire = wire_of(compression)
     if wire == "none":
@@ -158,12 +164,15 @@ def reduce_compressed(
 
 @dataclass(frozen=True)
 class Policy:
-    """What goes over the wire by the tensor's name: (pattern, wire), of which the first that fits counts."""
+    """Selects the wire dtype or coding by a tensor's name. rules: (pattern, wire); the first match applies."""
 
     rules: tuple[tuple[str, Wire], ...]
 
     def wire_for(self, name: str) -> Wire:
-        """Raises ValueError for a tensor that no pattern fits. An adapter's number before a name does not count."""
+        """Return the wire of a tensor. Raises ValueError if no pattern matches its name.
+
+        An adapter's number before a name is ignored.
+        """
         plain = name.partition(" ")[2] if name.partition(" ")[0].isdigit() else name
         for pattern, wire in self.rules:
             if fnmatchcase(plain, pattern):
@@ -176,7 +185,7 @@ class Policy:
 
 
 def wire_of(compression: Any) -> Narrow:
-    """The wire dtype of a compressor; TypeError for something else, such as a Horovod compressor of the user's own."""
+    """Return a compressor's wire dtype. Raises TypeError for other objects, such as a user's own Horovod compressor."""
     wire = getattr(compression, "wire", None)
     if wire not in ("none", "float16", "bfloat16"):
         raise TypeError(_refuse(compression, "use hvd.Compression.none, hvd.Compression.fp16 or hvd.Compression.bf16"))
@@ -184,7 +193,7 @@ def wire_of(compression: Any) -> Narrow:
 
 
 def wire_of_gradients(compression: Any) -> Wire | Policy:
-    """What goes over the wire for an optimizer's gradients: as wire_of, or a coding, or a Policy for a mapping."""
+    """Return the wire of an optimizer's gradients: a dtype as wire_of() does, a coding, or a Policy for a mapping."""
     if isinstance(compression, Mapping):
         return Policy(tuple((str(pattern), _wire(one)) for pattern, one in compression.items()))
     return _wire(compression)

@@ -1,4 +1,4 @@
-"""Where a server on rank 0 listens (JAX's coordinator): an address that all ranks reach, a free port, and no proxy."""
+"""Selects the address of a server on rank 0 (JAX's coordinator): reached by all ranks, a free port, and no proxy."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from hvdkit.transport.addresses import (
 )
 
 _ANSWER_S = 3.0
-#: Those that gRPC, by which JAX's processes find each other, asks for, in its order.
+#: Variables that gRPC reads, in its order; JAX's processes connect to each other by gRPC.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def agree_on_address(rank: int, environ: Mapping[str, str]) -> str:
     """Choose "address:port" for a server on rank 0, the same on all ranks; collective.
 
-    The address is the first of rank 0's host that every rank has connected to; of GLOO_SOCKET_IFNAME if that is set.
-    The port was free a moment ago, and nothing holds it.
-    Raises TransportError on all ranks if there is no such address.
+    The address is the first address of rank 0's host to which every rank has connected; if GLOO_SOCKET_IFNAME is set,
+    that of this interface. The port was free during the call, and is not reserved.
+    Raises TransportError on all ranks if no such address exists.
     """
     hosts = allgather_object(engine.runtime("agree_on_address()").world.host)
     with contextlib.ExitStack() as stack:
         candidates: list[str] = []
         port = 0
         if rank == 0:
-            backlog = len(hosts) * (1 + len(socket.if_nameindex()))  # nobody accepts: the connection is the answer
+            backlog = len(hosts) * (1 + len(socket.if_nameindex()))  # connecting is the test; no connection is accepted
             listener = stack.enter_context(socket.create_server(("", 0), backlog=backlog))
             port = listener.getsockname()[1]
             candidates = _list_own(environ, next((host for host in hosts if host != hosts[0]), ""))
@@ -46,9 +46,10 @@ def agree_on_address(rank: int, environ: Mapping[str, str]) -> str:
 
 
 def choose_common(candidates: Sequence[str], reached: Sequence[Sequence[str]], hosts: Sequence[str]) -> str:
-    """The first candidate that all ranks have reached.
+    """Return the first candidate that all ranks have reached.
 
-    reached, hosts: of each rank. Raises TransportError naming, for each address, the hosts that it is not reached from.
+    reached: the candidates that each rank has reached. hosts: the host of each rank. Raises TransportError naming, for
+    each address, the hosts that it is not reached from.
     """
     for address in candidates:
         if all(address in each for each in reached):
@@ -65,7 +66,7 @@ def choose_common(candidates: Sequence[str], reached: Sequence[Sequence[str]], h
 
 
 def find_proxy(environ: Mapping[str, str], place: str) -> str:
-    """The variable, with its value, by which gRPC would connect to "host:port" through a proxy; "" for none."""
+    """Return the variable, with its value, that makes gRPC connect to "host:port" through a proxy; "" for none."""
     name = next((name for name in _PROXIES if environ.get(name)), None)
     host = place.rpartition(":")[0].strip("[]")
     exempt = environ.get("no_grpc_proxy") or environ.get("no_proxy") or ""
@@ -75,7 +76,7 @@ def find_proxy(environ: Mapping[str, str], place: str) -> str:
 
 
 def _is_exempt(host: str, entry: str) -> bool:
-    """As gRPC does: an entry is the end of a name, or a network such as 10.0.0.0/8."""
+    """Match a host as gRPC does: an entry is the end of a name, or a network such as 10.0.0.0/8."""
     with contextlib.suppress(ValueError):
         if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
             return True
@@ -83,7 +84,7 @@ def _is_exempt(host: str, entry: str) -> bool:
 
 
 def _list_own(environ: Mapping[str, str], other: str) -> list[str]:
-    """Addresses of this host, the likeliest for the host `other` first; with "" for it, the loopback's is that."""
+    """Return this host's addresses, the likeliest for the host `other` first; only the loopback address for ""."""
     if not other:
         return [LOOPBACK]
     interface = read_interface(environ)

@@ -10,7 +10,7 @@ from hvdkit.log import logger
 
 
 def count_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(_allowed())
 
 
@@ -20,7 +20,7 @@ def _allowed() -> set[int]:
 
 @dataclass(frozen=True)
 class CoresSeen:
-    """The CPUs of a rank. allowed: that it may run on, a bit each. total: number of CPUs of its host."""
+    """The CPUs of a rank. allowed: the CPUs that it may run on, bit n for CPU n. total: number of CPUs of its host."""
 
     host: str
     allowed: int
@@ -28,12 +28,12 @@ class CoresSeen:
 
 
 def look_at_cores(host: str) -> CoresSeen:
-    """The CPUs of this process."""
+    """Return the CPUs of this process."""
     return CoresSeen(host, sum(1 << cpu for cpu in _allowed()), os.cpu_count() or 1)
 
 
 def fair_share(seen: Sequence[CoresSeen], rank: int) -> float:
-    """The number of cores of a rank, where a core that n ranks of its host share counts as 1/n. seen: by rank."""
+    """Return a rank's number of cores; a core that n ranks of its host share counts as 1/n. seen: of all ranks."""
     mine = seen[rank]
     neighbours = [rank_cores.allowed for rank_cores in seen if rank_cores.host == mine.host]
     cpus = (cpu for cpu in range(mine.allowed.bit_length()) if mine.allowed >> cpu & 1)

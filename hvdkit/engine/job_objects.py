@@ -18,7 +18,7 @@ def broadcast_object(
 
     obj: anything that can be pickled; the root gets its own object back. root_rank: a rank number of the world, also
     with a process set. name: for errors and reports, the same on all ranks.
-    Raises ValueError for a root that does not exist and on a rank outside of the set; NotInitializedError before
+    Raises ValueError for a root that does not exist and on a rank outside the set; NotInitializedError before
     init(); HorovodInternalError if a rank calls another operation instead, has joined or has left.
     """
     group = group_of(process_set, "broadcast_object()")

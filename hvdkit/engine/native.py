@@ -17,7 +17,7 @@ from hvdkit.world import World
 
 
 class NativeProvider(EngineProvider):
-    """See EngineProvider. timeline: of this process."""
+    """Provides hvdkit's own engine. timeline: of this process."""
 
     name = title = "native"
     native = True

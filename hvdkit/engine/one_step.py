@@ -1,4 +1,4 @@
-"""Steps on the gradients of the same tensors do not overlap on a rank."""
+"""Checks that steps on the gradients of the same tensors do not overlap on a rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SHOWN = 3
 
 
 class OneStep:
-    """Finds two steps on the same tensors that overlap, as those of two threads do.
+    """Detects two overlapping steps on the same tensors, for example in two threads.
 
-    The ranks may come to such steps in different orders, and then add up gradients of different losses. So both steps,
-    and all later ones, raise HorovodInternalError.
+    Ranks may begin such steps in different orders, and would then add gradients of different losses. So both steps, and
+    all later steps, raise HorovodInternalError.
 
     names: of the tensors.
     """
@@ -28,9 +28,10 @@ class OneStep:
 
     @contextmanager
     def part(self, program: object, *, first: bool, last: bool) -> Iterator[None]:
-        """Do a part of a step within. program: the same for all parts of a step. first, last: of its parts.
+        """Enter a context for a part of a step.
 
-        The first part may come again after a step that an exception has ended.
+        program: identifies the step; the same for all its parts. first, last: Is it the first, or last, part of a step?
+        A first part is allowed after a step that an exception has ended.
         """
         if not self._working.acquire(blocking=False):
             self._fail()

@@ -1,4 +1,4 @@
-"""The seconds that this rank computes in each step."""
+"""Measures the seconds that this rank computes in each step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hvdkit.engine.strategy import Strategy
 
 
 class HostClock:
-    """Takes the seconds of each step, less the waits for other ranks, where gradients go through the host's memory.
+    """Measures each step's time without the waits for other ranks, if gradients are reduced in host memory.
 
-    strategy: of the optimizer; its statistics have the waits.
+    strategy: of the optimizer; its statistics contain the waits.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -19,11 +19,11 @@ class HostClock:
         self.restart()
 
     def restart(self) -> None:
-        """The step begins only here."""
+        """Restart the time of the step now."""
         self._began_s, self._waited_s = time.perf_counter(), self._strategy.statistics.waited_s
 
     def step(self) -> Seconds | None:
-        """A step has ended, and the next begins. Returns what reads its seconds; None where a GPU's stream waits."""
+        """End a step and begin the next. Returns a function that returns the seconds; None if a GPU's stream waits."""
         seconds, waits, before = time.perf_counter() - self._began_s, self._strategy.statistics.waited_s, self._waited_s
         self.restart()
         if waits is None:
