@@ -1,4 +1,4 @@
-"""Times of a device's work on the host's clock: events in a stream, which are read when the device has passed them.
+"""Times of a device's work on the host's clock: events in a stream, which are read after the device has reached them.
 
 So training does not wait for the device.
 """
@@ -19,23 +19,23 @@ _POLL_S = 0.001
 
 
 class DeviceClock:
-    """Marks points in the work of the stream that a framework gives work to, and tells when the device was there.
+    """Marks points in the work of a framework's current stream, and returns the times when the device reached them.
 
-    The host waits for the device in set() alone. Before set() times are seconds since the first mark; from it on they
-    are those of the host's clock, and the clocks of host and device are taken to run alike.
-    Used by one thread at a time, but for read(), which may be called by another one.
+    The host waits for the device only in set(). Before set(), times are seconds since the first mark; afterwards they
+    are times of the host's clock, on the assumption that the clocks of host and device run at the same rate.
+    One thread at a time may call it, except read(), which another thread may call.
     """
 
     def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
         self._device, self._current_stream = device, current_stream
         self._known: tuple[Event, float] | None = None
-        #: How often the clock has been set.
+        #: Number of times that the clock has been set.
         self.times_set = 0
-        self._lock = threading.Lock()  # around the two of them
+        self._lock = threading.Lock()  # guards _known and times_set
         self._free: list[Event] = []
 
     def set(self) -> None:
-        """Find out what a point of the device is on the host's clock. The host waits for the stream."""
+        """Synchronize with the host's clock. The host waits for the stream."""
         event = self.mark()
         event.synchronize()
         with self._lock:
@@ -43,15 +43,15 @@ class DeviceClock:
             self.times_set += 1
 
     def mark(self) -> Event:
-        """An event after what the stream has been given."""
+        """Record an event behind the present work of the stream, and return it."""
         event = self._free.pop() if self._free else self._device.make_event(timing=True)
         event.record(self._current_stream())
         return event
 
     def read(self, marks: Sequence[Event], times_set: int) -> list[float] | None:
-        """When the device was there, in seconds; takes the marks back. None if the clock was set since.
+        """Return the times of marks, in seconds, and reuse the marks; None if the clock has been set since mark().
 
-        marks: in the order of mark(), all done. times_set: of the clock then. Raises TransportError if the device has
+        marks: in the order of mark(), all done. times_set: its value at mark(). Raises TransportError if the device has
         failed.
         """
         with self._lock:
@@ -60,26 +60,28 @@ class DeviceClock:
             known, known_s = self._known or (marks[0], 0.0)
             times = [known_s + event.elapsed_ms(known) / 1000.0 for event in marks]
             self._free += marks[:-1] if self._known is None else [known, *marks[:-1]]
-            self._known = marks[-1], times[-1]  # near the next ones: milliseconds come as float32
+            self._known = marks[-1], times[-1]  # close to the next marks, because differences are float32 milliseconds
         return times
 
 
 class Readings:
-    """What is done when a device has reached a point, in the order in which it was asked for; any thread may call."""
+    """Functions to call when a device has reached a point, in the order of add(); any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Event, Callable[[], None]]] = deque()
 
     def add(self, point: Event, read: Callable[[], None]) -> None:
-        """Have `read` called by a later flush(), once `point` is done."""
+        """Register `read` for a later flush(), which calls it once `point` is done."""
         with self._lock:
             self._waiting.append((point, read))
 
     def flush(self, timeout_s: float = 0.0) -> None:
-        """Do what can be done. timeout_s: to wait for the device; what is not done then is forgotten.
+        """Call the functions whose points are done.
 
-        A device that has failed is training's own concern: here it costs the readings.
+        timeout_s: how long to wait for the device; functions that are still not due then are dropped, with a warning.
+        With 0 they stay for the next call.
+        If the device has failed, the functions are dropped with a warning; training gets the error by itself.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -101,7 +103,7 @@ class Readings:
             logger.warning("Profile, timeline and statistics lack the last %d steps of a GPU: %s", lost, error)
 
     def settle(self) -> None:
-        """Wait for the device, and do all."""
+        """Wait for the device, and call all functions."""
         self.flush(_SETTLE_S)
 
 

@@ -11,7 +11,7 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.transport.device import Event
 
-#: Kinds of events, in their order for one bucket. WAIT comes only if the bucket is not reduced when it is needed.
+#: Kinds of events, in their order for one bucket. WAIT occurs only if the bucket is not reduced when it is needed.
 FILL, FILLED, STARTED, WAIT, REDUCED, DRAINED = range(len(STAMPS))
 #: Event -> the activity that it begins in the timeline; it ends the activity before.
 _ACTIVITIES = {
@@ -21,20 +21,25 @@ _ACTIVITIES = {
     REDUCED: "MEMCPY_OUT_FUSION_BUFFER",
     DRAINED: "",
 }
-_FINISHING, _ENDED = len(STAMPS), len(STAMPS) + 1  # of a round
-_ROUNDS = 50  # of a window
-_RANKS = 64  # windows of larger groups are longer, so that rank 0 receives no more of them in a second
+_FINISHING, _ENDED = len(STAMPS), len(STAMPS) + 1  # kinds of events of a round
+_ROUNDS = 50  # number of rounds in a window
+_RANKS = 64  # windows of larger groups are longer, so that rank 0 does not receive more of them in a second
 
 
 class PlanObserver:
     """Observes one plan on one rank; an event costs two comparisons while neither timeline nor profile is on.
 
-    names: of each bucket's slots, for the timeline. report: sends a window of rounds to rank 0. device: of buckets in a
-    device's memory: then all times are of the device's work, and are read in later rounds, once it is done. While
-    neither timeline nor profile is on, three points of a round are marked: where its first bucket begins, where
-    training begins to wait, and where the round ends. measured: gets the seconds between the first and the last, and
-    between the second and the last; these are what the rank has waited in a window of a device's rounds.
-    The caller holds the reducer's lock.
+    With a device all times are of the device's work, and are read in later rounds, when the work is done. While neither
+    timeline nor profile is on, three points of such a round are marked: the beginning of its first bucket, the
+    beginning of training's wait, and the end of the round. The caller holds the reducer's lock.
+
+    facts: of the plan.
+    names: of each bucket's slots, for the timeline.
+    timeline: of this process.
+    report: sends a window of rounds to rank 0.
+    device: the clock of a device with the buckets; None for the host.
+    measured: called after each round of a device with the seconds from the first to the last point, and from the second
+        to the last; the latter is the rank's wait in the round's window.
     """
 
     def __init__(
@@ -54,10 +59,10 @@ class PlanObserver:
         self._rounds_s: list[float] = []
         self._ended_s = 0.0
         self._device, self._measured = device, measured
-        self._stages: list[tuple[int, int, float]] = []  # kind, bucket and time of each
-        self._marks: list[tuple[int, int, Event]] = []  # the same where the time is a device's
-        self._every_stage = False  # is the round recorded, or of a device and drawn?
-        self._end_of_device = 0, 0.0  # of the last round that was read: the clock's times_set, and when
+        self._stages: list[tuple[int, int, float]] = []  # kind, bucket and time of each event
+        self._marks: list[tuple[int, int, Event]] = []  # the same for a device, with its event instead of the time
+        self._every_stage = False  # is the round recorded, or on a device and drawn in the timeline?
+        self._end_of_device = 0, 0.0  # the clock's times_set and the end of the last round that was read
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -93,12 +98,12 @@ class PlanObserver:
             self._stages.append((_FINISHING, 0, clock()))
 
     def round_ended(self, number: int, waited_s: float) -> None:
-        """Record the end of a round. number: the same on all ranks. waited_s: seconds that this rank waited in it.
+        """Record the end of a round.
 
-        They are not used where there is a device.
+        number: the same on all ranks. waited_s: seconds that this rank waited in the round; not used with a device.
         """
         now = clock()
-        if self._nbytes:  # else it tells which gradients there are, before they are reduced on a device
+        if self._nbytes:  # a plan without bytes is that of Presence, which only exchanges used masks
             COUNTER.rounds += 1
         if self._device is None:
             COUNTER.waited_s += waited_s
@@ -115,7 +120,7 @@ class PlanObserver:
             self._ended_s = now
 
     def _count(self, number: int, waited_s: float, round_s: float | None) -> None:
-        """Add a round to the window; report that at its end. round_s: None where the round before is not known."""
+        """Add a round to the window, and report the window at its end. round_s: None if the last round is unknown."""
         if self._report is None:
             return
         if round_s is not None:
@@ -133,7 +138,7 @@ class PlanObserver:
 
         def read() -> None:
             times = device.read([event for _, _, event in marks], times_set)
-            if times is None:  # of a timeline or recording that has ended, or of before one
+            if times is None:  # the clock was set since, because a timeline or recording has begun
                 return
             stages = [(kind, bucket, at) for (kind, bucket, _), at in zip(marks, times, strict=True)]
             self._measure(number, stages, times_set)

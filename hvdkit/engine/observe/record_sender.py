@@ -1,4 +1,4 @@
-"""A thread that sends recorded rounds to `hvdkit profile` twice a second, so that a job that dies is profiled too."""
+"""A thread that sends recorded rounds to `hvdkit profile` twice a second, so that a job that fails is profiled too."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PURPOSE = b"profile"  # of the handshake
 ABOUT, PLAN, ROWS = b"A", b"P", b"R"
 _EVERY_S = 0.5
 _CONNECT_S = 5.0
-_END_S = 5.0  # that the end of the process waits for the last rounds to be sent
+_END_S = 5.0  # how long the end of the process waits until the last rounds are sent
 
 
 def connect(place: str) -> tuple[socket.socket, Session]:
-    """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,...; the first address that proves the key is taken.
+    """Connect to a collector. place: KEY@PORT@ADDRESS,ADDRESS,...; uses the first address that proves to have the key.
 
-    Raises OSError saying what was tried.
+    Raises OSError with the addresses that were tried.
     """
     key, port, addresses = place.split("@")
     problems = []
@@ -39,7 +39,11 @@ def connect(place: str) -> tuple[socket.socket, Session]:
 
 
 class RecordSender:
-    """The sender of this process, a thread. about: returns the facts of this rank; called before the first rounds."""
+    """Sends the recordings of this process, in a thread.
+
+    recorder: of this process. place: see connect(). about: returns the facts of this rank; called before the first
+    rounds are sent.
+    """
 
     def __init__(self, recorder: Recorder, place: str, about: Callable[[], RankFacts]) -> None:
         self._recorder, self._place, self._about = recorder, place, about

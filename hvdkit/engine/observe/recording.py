@@ -1,6 +1,6 @@
 """The recorder of a profiled rank: times of each bucket's stages, and of waits for data.
 
-Times are those of CLOCK_MONOTONIC, which all processes of a host share.
+Times are of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from hvdkit.engine.observe.device_clock import READINGS
 
-#: The first numbers of a round's row: its number; the time at which backward had ended; the time at which all results
-#: were in place; the seconds of waiting for data since the round before; the time at which the last of these waits
-#: ended; the number of loading processes (-1: not known).
+#: The first numbers of a round's row: its number; the time when backward ended; the time when all results were in the
+#: tensors; the seconds of waiting for data since the last round; the time when the last of these waits ended; the
+#: number of loading processes (-1: unknown).
 HEAD = ("round", "finishing", "ended", "loading_s", "loaded", "loaders")
 
 #: Times of each bucket: filling begins; filling has ended; the transport has started it; training begins to wait for it
-#: (the next one if it does not wait); training finds it reduced; draining has ended. See observer.py.
+#: (the next time if it does not wait); training finds it reduced; draining has ended. See observer.py.
 STAMPS = ("filling", "ready", "handed", "waiting", "reduced", "taken")
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_MOST_BYTES = 8 << 20  # of a plan's last rounds
+_MOST_BYTES = 8 << 20  # limit on the rows of a plan's last rounds
 
 clock = time.monotonic
 
@@ -34,8 +34,14 @@ clock = time.monotonic
 class RankFacts:
     """The rank of a recording.
 
-    node: equal for ranks that share a clock. cores: number of cores that this rank has. fusion_bytes: the setting.
-    link: (latency_s, byte_s, message_s) between hosts if measured; see transport.between.select.Link.
+    rank: number of the rank.
+    size: number of ranks.
+    host: name of its host.
+    node: equal for ranks that share a clock.
+    transport: name of its transport.
+    cores: number of cores that this rank has.
+    fusion_bytes: the setting.
+    link: (latency_s, byte_s, message_s) between hosts; None if not measured. See transport.between.select.Link.
     """
 
     rank: int
@@ -49,7 +55,7 @@ class RankFacts:
 
 
 def read_node(host: str) -> str:
-    """A name of the running kernel: the host's name with the kernel's boot id, where there is one."""
+    """Return a name for the running kernel: the host's name, with the kernel's boot id if available."""
     try:
         return f"{host} {_BOOT.read_text().strip()}"
     except OSError:
@@ -60,10 +66,14 @@ def read_node(host: str) -> str:
 class PlanFacts:
     """The plan of a recording.
 
-    ranks: of its group, by their numbers in the world. nbytes, wire_bytes: of each bucket, in memory and between hosts.
-    names: of the first tensors of each bucket. threaded: does a progress thread drive it?
-    parts: of steps on a mesh, which have no buckets: what the seconds of a row are, see torch/parallel/meter.py.
-    pipeline: of these: its ranks, stages of each, and micro-batches; () without one.
+    name: of the plan.
+    ranks: of its group, as numbers in the world.
+    nbytes: bytes of each bucket in memory.
+    wire_bytes: bytes of each bucket between hosts.
+    names: the first tensors of each bucket.
+    threaded: Does a progress thread drive it?
+    parts: for steps on a mesh, which have no buckets: the meaning of the seconds in a row, see torch/parallel/meter.py.
+    pipeline: for steps on a mesh: ranks of the pipeline, stages of each rank, and micro-batches; () without a pipeline.
     """
 
     name: str
@@ -77,7 +87,7 @@ class PlanFacts:
 
     @property
     def row(self) -> int:
-        """Length of a round's row."""
+        """The number of values in a round's row."""
         if self.parts:
             return len(HEAD) + len(self.parts)
         return len(HEAD) + len(STAMPS) * len(self.nbytes)
@@ -85,7 +95,7 @@ class PlanFacts:
 
 @dataclass
 class Rounds:
-    """The last rounds of a plan. rows: HEAD, then STAMPS of each bucket, as bytes of float64."""
+    """The last rounds of a plan. rows: one a round: HEAD, then STAMPS of each bucket, as bytes of float64."""
 
     facts: PlanFacts
     rows: deque[bytes] = field(default_factory=deque)
@@ -97,7 +107,7 @@ class Rounds:
 class Recorder:
     """The recorder of this process; records between start() and stop().
 
-    loaded_s: seconds, since the process began, of waiting for data.
+    on: Does it record? loaded_s: seconds of waiting for data since the process began.
     """
 
     def __init__(self) -> None:
@@ -110,11 +120,11 @@ class Recorder:
         self._starting: list[Callable[[], object]] = []
 
     def when_on(self, watch: Callable[[], object]) -> None:
-        """Call `watch` when recording starts for the first time: an adapter then begins to measure waits for data."""
+        """Call `watch` when recording first starts, so that an adapter begins to measure waits for data."""
         self._starting.append(watch)
 
     def start(self) -> None:
-        """Begin a recording without rounds. Raises ValueError if one is on."""
+        """Begin an empty recording. Raises ValueError if a recording is under way."""
         with self._lock:
             if self.on:
                 raise ValueError("Profiling is already running in this process.")
@@ -125,21 +135,21 @@ class Recorder:
             self._starting.pop()()
 
     def stop(self) -> None:
-        """Stop; recorded rounds stay until take(). Waits for rounds that a device has under way."""
+        """Stop recording; recorded rounds stay until take(). Waits for rounds that are under way on a device."""
         READINGS.settle()
         self.on = False
 
     def loading(self, began: float, ended: float, loaders: int = -1) -> None:
         """Record that training waited for data between these times.
 
-        loaders: number of loading processes; 0 if the training process loads, -1 if that is not known.
+        loaders: number of loading processes; 0 if the training process loads, -1 if unknown.
         """
         self._loading_s += ended - began
         self.loaded_s += ended - began
         self._loaded, self._loaders = ended, loaders
 
     def end_loading(self) -> tuple[float, float, int]:
-        """The last three numbers of HEAD for a round that has ended now; the next round's waits begin."""
+        """Return the last three numbers of HEAD for a round that ends now, and restart the sum of waits."""
         with self._lock:
             loading = self._loading_s, self._loaded, self._loaders
             self._loading_s = 0.0
@@ -154,14 +164,29 @@ class Recorder:
         stamps: Sequence[float],
         loading: tuple[float, float, int],
     ) -> None:
-        """Record a round. stamps: STAMPS of each bucket. loading: of end_loading() when the round ended."""
+        """Record a round.
+
+        facts: the plan.
+        number: of the round.
+        finishing: time when backward ended.
+        ended: time when the round ended.
+        stamps: STAMPS of each bucket.
+        loading: the result of end_loading() when the round ended.
+        """
         with self._lock:
             self._append(facts, (number, finishing, ended, *loading, *stamps))
 
     def add_parts(
         self, facts: PlanFacts, number: int, ended: float, loading_s: float, seconds: Sequence[float]
     ) -> None:
-        """Record a step on a mesh. seconds: of each of facts.parts."""
+        """Record a step on a mesh.
+
+        facts: the plan.
+        number: of the step.
+        ended: time when the step ended.
+        loading_s: seconds of waiting for data.
+        seconds: for each of facts.parts.
+        """
         with self._lock:
             self._append(facts, (number, ended, ended, loading_s, 0.0, self._loaders, *seconds))
 

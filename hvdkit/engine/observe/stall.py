@@ -14,36 +14,36 @@ from hvdkit.engine.named.operation import label_of
 from hvdkit.log import logger
 from hvdkit.world import read_job
 
-_LOOK_S = 0.2  # between two checks
-_ANSWER_S = 1.0  # that a missing rank has to send its stack
+_LOOK_S = 0.2  # interval of the checks
+_ANSWER_S = 1.0  # how long a missing rank has to send its stack
 _FRAMES = 8
 
 
 def main_thread_stack() -> str:
-    """The stack of this process's main thread, the innermost calls last."""
+    """Return the stack of this process's main thread, the innermost calls last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else "unknown\n"
 
 
 def tell_command() -> str:
-    """A line with the command that shows all ranks' stacks, for a report of a job that goes on.
+    """Return a line with the command that shows all ranks' stacks, for a report about a job that goes on.
 
-    "" for a job that hvdrun has not started.
+    The line is "" for a job that hvdrun has not started.
     """
     job, host = read_job()
     return f"To see what all ranks are doing now, run `hvdkit stacks {job}` on {host}.\n" if job else ""
 
 
 def describe_stacks(ranks: Sequence[int], stacks: Mapping[int, str], who: Callable[[int], str]) -> str:
-    """What these ranks do. stacks: of those that have answered. who: names a rank."""
+    """Describe the activity of ranks. stacks: of the ranks that have answered. who: names a rank."""
     silent = "It does not answer: its process has ended or hangs outside of Python.\n"
     return "".join(f"What {who(rank)} is doing:\n{stacks.get(rank, silent)}" for rank in ranks)
 
 
 class Stalls:
-    """Checks the operations that wait, on rank 0, whose coordinator knows all of them.
+    """Checks for operations that wait too long; used on rank 0, which has the coordinator.
 
-    who: names a rank for messages. clock: returns seconds.
+    config: the stall settings. who: names a rank for messages. clock: returns seconds.
     """
 
     def __init__(self, config: Config, who: Callable[[int], str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,11 +55,14 @@ class Stalls:
         self._stacks: dict[int, str] = {}
 
     def hear(self, rank: int, stack: str) -> None:
-        """Take the stack that a rank has sent."""
+        """Store the stack that a rank has sent."""
         self._stacks[rank] = stack
 
     def look(self, coordinator: Coordinator, ask: Callable[[int], None]) -> None:
-        """Report or give up what waits too long, with the missing ranks' stacks. ask: requests the stack of a rank."""
+        """Report or abort operations that wait too long, with the missing ranks' stacks.
+
+        coordinator: of the group. ask: requests the stack of a rank.
+        """
         now = self._clock()
         if now < self._next_s:
             return
@@ -84,7 +87,7 @@ class Stalls:
         return self._check_s > 0 and wait.seconds - self._reported.get(wait.name, 0.0) >= self._check_s
 
     def _answered(self, wait: Waiting, now: float, ask: Callable[[int], None]) -> bool:
-        """Have the missing ranks sent their stacks, or had time to?"""
+        """Request the missing ranks' stacks. Returns whether all have sent them, or had enough time."""
         for rank in wait.missing:
             if rank not in self._asked_s:
                 self._asked_s[rank] = now

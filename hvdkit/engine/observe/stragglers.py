@@ -1,4 +1,4 @@
-"""Stragglers: ranks that are late in several windows of rounds, found on rank 0 of a group by each rank's waits.
+"""Stragglers: ranks that are late in several windows of rounds; rank 0 of a group finds them by each rank's waits.
 
 A late rank finds the others ready and waits least. Comparing waits needs no common clock.
 """
@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from hvdkit.log import logger
 
 _LEAST_S = 0.001  # shorter delays are not reported
-_TIMES = 3  # windows in a row; on a busy machine ranks are late in turn, for fewer
-_SILENT_S = 600.0  # between two reports of the same ranks
+_TIMES = 3  # consecutive windows; on a busy machine ranks are late in turn, for fewer windows
+_SILENT_S = 600.0  # minimum time between two reports of the same ranks
 
 
 @dataclass(frozen=True)
 class Window:
-    """Some rounds of a plan on one rank. waited_s, round_s: medians of a round's wait and of its duration."""
+    """Some rounds of a plan on one rank.
+
+    plan: name of the plan.
+    first: number of the first round.
+    last: number of the last round.
+    waited_s: median of the waits in a round.
+    round_s: median of the durations of a round.
+    """
 
     plan: str
     first: int
@@ -37,9 +44,10 @@ class Late:
 
 
 def find_late(windows: Mapping[int, Window], percent: float) -> Late | None:
-    """Find the ranks that most others wait for during more than `percent` of a round; None if there are none.
+    """Find the ranks for which most others wait during more than `percent` of a round; None without such ranks.
 
-    windows: of the same rounds, by rank. If less than half of the ranks wait, none is late: those are early.
+    windows: of the same rounds, by rank. If less than half of the ranks wait, no rank is late: the waiting ranks are
+    early.
     """
     waits = {rank: window.waited_s for rank, window in windows.items()}
     usual = median(waits.values())
@@ -54,7 +62,10 @@ def find_late(windows: Mapping[int, Window], percent: float) -> Late | None:
 class Stragglers:
     """Reports ranks that are late in three consecutive windows of rounds.
 
-    size: ranks of the group. who: names one for messages. percent: see find_late; 0 for never.
+    size: number of ranks of the group.
+    who: names a rank for messages.
+    percent: see find_late; 0 for never.
+    now: returns the time in seconds.
     """
 
     def __init__(
@@ -66,7 +77,7 @@ class Stragglers:
         self._reported_s: dict[tuple[str, tuple[int, ...]], float] = {}
 
     def hear(self, rank: int, windows: Sequence[Window]) -> None:
-        """Take windows that a rank has sent; report stragglers when all ranks' windows are there."""
+        """Add windows that a rank has sent, and report stragglers when all ranks' windows have arrived."""
         if self._percent > 0 and self._size > 1:
             for window in windows:
                 self._hear(rank, window)
@@ -74,7 +85,7 @@ class Stragglers:
     def _hear(self, rank: int, window: Window) -> None:
         known = self._windows.setdefault(window.plan, {})
         if any(each.last != window.last for each in known.values()):
-            known.clear()  # a rank that had joined has sent no window of those rounds
+            known.clear()  # a joined rank has sent no window of those rounds
             self._late.pop(window.plan, None)
         known[rank] = window
         if len(known) == self._size:
@@ -97,7 +108,7 @@ class Stragglers:
 
 
 def describe_late(late: Late, names: list[str], since: int) -> str:
-    """The report. names: of the late ranks. since: number of the first round."""
+    """Describe late ranks for the report. names: of the late ranks. since: number of the first round."""
     some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     verb = "has" if len(names) == 1 else "have"
     return (
@@ -108,6 +119,6 @@ def describe_late(late: Late, names: list[str], since: int) -> str:
 
 
 def median(values: Iterable[float]) -> float:
-    """The median; of an even number of values the higher one. The module `statistics` takes long to import."""
+    """Return the median; for an even number of values the higher. The module `statistics` takes long to import."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]

@@ -22,7 +22,7 @@ _NOTHING = nullcontext()
 class Timeline:
     """Writes events to a file between start() and stop(), and does nothing otherwise.
 
-    on: is a file open? Any thread may call; a lock keeps the lines of the file apart.
+    on: Is a file open? Any thread may call the methods; a lock serializes the lines of the file.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Timeline:
         self._open: set[str] = set()  # operations with an activity that has not ended
 
     def start(self, path: str) -> None:
-        """Begin a new file. Raises OSError if it cannot be written, ValueError if the timeline is on already."""
+        """Begin a new file. Raises OSError if it cannot be written, ValueError if a file is open already."""
         with self._lock:
             if self._file is not None:
                 raise ValueError("start_timeline(): a timeline is already being written. Call stop_timeline() first.")
@@ -48,7 +48,7 @@ class Timeline:
             self.on = True
 
     def stop(self) -> None:
-        """End the file; a timeline that is not on stays off. Waits for what a device has under way."""
+        """End the file, if a file is open. Waits for rounds that are under way on a device."""
         if self.on:
             READINGS.settle()
         with self._lock:
@@ -74,12 +74,12 @@ class Timeline:
                     self._event(name, "E", at_s=at_s)
 
     def span(self, activity: str, operations: Sequence[Operation]) -> AbstractContextManager[None]:
-        """A context manager: an activity that these operations share."""
+        """Return a context manager for an activity that these operations share."""
         return self._span(activity, operations) if self.on else _NOTHING
 
     @contextmanager
     def _span(self, activity: str, operations: Sequence[Operation]) -> Iterator[None]:
-        names = dict.fromkeys(operation.name for operation in operations)  # a group is there once for each tensor
+        names = dict.fromkeys(operation.name for operation in operations)  # a group occurs once for each tensor
         for name in names:
             self.begin(name, activity)
         try:

@@ -1,4 +1,4 @@
-"""What this process has done so far, as sums that only grow: for hvd.track() and for `hvdrun --metrics-port`."""
+"""Totals of this process so far, which only grow: for hvd.track() and for `hvdrun --metrics-port`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from hvdkit.launcher_channel import Totals, announce_totals, notify_launcher
 
 @dataclass
 class Counter:
-    """The sums of this process.
+    """The totals of this process.
 
-    rounds: reductions of the gradients of an optimizer. waited_s: seconds for which training waited in them.
-    device_rounds: those in which a GPU's stream waited in place of this process. nbytes: of their buckets.
-    samples: given to hvd.track().
+    rounds: number of reductions of an optimizer's gradients.
+    waited_s: seconds for which training waited in these rounds.
+    nbytes: bytes of the buckets of these rounds.
+    samples: number of samples passed to hvd.track().
+    device_rounds: number of rounds in which a GPU's stream waited instead of this process.
     """
 
     rounds: int = 0
@@ -27,7 +29,7 @@ class Counter:
     device_rounds: int = 0
 
     def now(self) -> Totals:
-        """A copy."""
+        """Return a copy of the totals."""
         return Totals(self.rounds, self.waited_s, self.nbytes, self.samples, self.device_rounds)
 
 
@@ -36,9 +38,9 @@ COUNTER = Counter()
 
 @functools.cache
 def send_totals(place: str, every_s: float) -> None:
-    """Send the sums to hvdrun every `every_s` seconds, and at the end of the process, from a thread of its own.
+    """Send the totals to hvdrun every `every_s` seconds, and at the end of the process, from a thread of its own.
 
-    There is one in a process, also in the next world. place: see notify_launcher().
+    A process has one such thread, which goes on in the next world. place: see notify_launcher().
     """
     ending, process = threading.Event(), os.getpid()
 

@@ -1,1 +1,1 @@
-"""Autotune: the first steps of a run try several settings of the engine, the rest is done with the best."""
+"""Autotune: the first steps of a run try several settings of the engine, the other steps use the best."""

@@ -1,4 +1,4 @@
-"""The file of tuned settings for later runs: JSON, with the plan and the machine that they were measured on."""
+"""The file of tuned settings for later runs: JSON, with the plan and the machine on which they were measured."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from hvdkit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Key:
-    """The plan and the machine that settings were measured on.
+    """The plan and the machine on which settings were measured.
 
-    plan: hash of the tensors, in their order, and of how they are reduced. hosts: number of ranks of each, in the order
-    of their first ranks. cores: number of cores of a rank.
+    plan: hash of the tensors, in their order, and of the options of their reduction.
+    hosts: number of ranks of each host, in the order of the hosts' first ranks.
+    transport: name of the transport.
+    cores: number of cores of a rank.
+    version: of hvdkit.
     """
 
     plan: str
@@ -29,7 +32,7 @@ class Key:
     version: str = __version__
 
     def differences(self, other: Key) -> list[str]:
-        """How `other`, of the same plan, differs from this key, in words."""
+        """Describe the differences of `other`, a key of the same plan, from this key."""
         differences = []
         if self.hosts != other.hosts:
             differences.append(f"{_place(other.hosts)} then, {_place(self.hosts)} now")
@@ -44,7 +47,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Entry:
-    """Settings and their key. default_s, tuned_s: median seconds of a step without and with them."""
+    """Tuned settings.
+
+    key: plan and machine.
+    settings: the tuned settings.
+    default_s: median seconds of a step with the first settings.
+    tuned_s: median seconds of a step with the tuned settings.
+    """
 
     key: Key
     settings: PlanSettings
@@ -75,7 +84,7 @@ def _parse(item: dict[str, Any]) -> Entry:
 
 
 def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str]:
-    """The entry for this key, or the reason why there is none, as the end of a sentence."""
+    """Return the entry for this key, or None and the reason, as the end of a sentence."""
     same = [entry for entry in entries if entry.key.plan == wanted.plan]
     for entry in same:
         if entry.key == wanted:
@@ -87,7 +96,10 @@ def find_entry(entries: Sequence[Entry], wanted: Key) -> tuple[Entry | None, str
 
 
 def save_entry(path: str, entry: Entry) -> None:
-    """Write an entry to the file, replacing one with the same key. Raises OSError, or ConfigError as read_entries."""
+    """Write an entry to the file, replacing an entry with the same key.
+
+    Raises OSError if the file cannot be written, ConfigError as read_entries() does.
+    """
     entries = read_entries(path) if os.path.exists(path) else []
     entries = [each for each in entries if each.key != entry.key] + [entry]
     text = json.dumps({"plans": [asdict(each) for each in entries]}, indent=1)

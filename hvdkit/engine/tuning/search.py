@@ -12,10 +12,10 @@ from hvdkit.config import Config
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.setting import MIB
 
-#: Standard errors by which two medians must differ: to move while searching, and to be accepted at the end.
+#: Number of standard errors by which two medians must differ: to move while searching, and to be accepted at the end.
 _FOLLOWED, _BELIEVED = 1.0, 2.5
-_LEAST_GAIN = 0.01  # of a step; with less the first settings stay
-_LAST = 4  # trials at the end: first, best, best, first
+_LEAST_GAIN = 0.01  # minimum gain as a fraction of a step; with less the first settings stay
+_LAST = 4  # number of trials at the end: first, best, best, first
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Trial:
 
     @property
     def median_s(self) -> float:
-        """Median of the steps; infinite if there are none."""
+        """Median of the steps; infinite without steps."""
         return statistics.median(self.seconds) if self.seconds else math.inf
 
     @property
@@ -53,12 +53,15 @@ class Outcome:
 
 
 class Search:
-    """Coordinate descent from a first point: along each axis while steps get shorter; then the best against the first.
+    """Coordinate descent from a first point: along each axis while steps get shorter; then best and first are compared.
 
-    first: a dataclass of settings. axes: its fields that are searched, each with its values in order, that of `first`
-    among them. unordered: axes whose values have no order, and are all tried. most: number of trials, the last ones
-    included. same: a key of points; points of one key are measured once.
-    Use: train with the settings `point`, tell() the seconds of the steps, and so on until `point` is None.
+    Use: train with the settings `point`, pass the seconds of the steps to tell(), and repeat until `point` is None.
+
+    first: a dataclass of settings.
+    axes: its fields that are searched, each with its values in order, including the value of `first`.
+    unordered: axes whose values have no order, and are all tried.
+    most: maximum number of trials, including those at the end.
+    same: returns a key for a point; points with equal keys are measured once.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Search:
         self.point: Any = next(self._steps)
 
     def tell(self, seconds: Sequence[float]) -> None:
-        """Take the durations of the steps with `point`; none if it cannot be used."""
+        """Add the durations of the steps with `point`, and select the next point. seconds: () if it cannot be used."""
         trial = Trial(self.point, tuple(seconds))
         self.trials.append(trial)
         self._left -= 1
@@ -114,7 +117,7 @@ class Search:
         return (yield from self._compare(first.point, best.point))
 
     def _directions(self, point: Any, axis: str) -> list[Sequence[Any]]:
-        """Sequences of values to follow while steps get shorter: rising and falling, or each value by itself."""
+        """Return sequences of values to follow while steps get shorter: ascending, descending, or single values."""
         values = list(self._axes[axis])
         at = values.index(getattr(point, axis))
         if axis in self._unordered:
@@ -122,7 +125,7 @@ class Search:
         return [values[at + 1 :], values[:at][::-1]]
 
     def _compare(self, first: Any, best: Any) -> Generator[Any, Trial, Outcome]:
-        """Measure both again, in turn: the best of many trials is partly so by chance."""
+        """Measure both again, in turn, because the best of many trials is partly the best by chance."""
         first_1, best_1 = (yield first), (yield best)
         best_2, first_2 = (yield best), (yield first)
         before = Trial(first, first_1.seconds + first_2.seconds)
@@ -139,7 +142,7 @@ def _is_faster(trial: Trial, other: Trial, sigmas: float) -> bool:
 
 
 _KIB = 1024
-#: Setting -> its values, rising, unless it is UNORDERED. Those of "algorithm" depend on the plan.
+#: Setting -> its values, in ascending order unless it is UNORDERED. The values of "algorithm" depend on the plan.
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "algorithm": ("auto",),
     "fusion_bytes": (256 * _KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB),
@@ -153,9 +156,12 @@ _SHARING = ("shared_memory", "hierarchical")  # transports that have chunks
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a plan, which decides what settings matter.
+    """The size of a plan, which decides which settings matter.
 
-    nbytes: of its tensors. sharers: ranks of the host that has most. shards: see Transport; what is cut into chunks.
+    nbytes: bytes of its tensors.
+    transport: name of the transport.
+    sharers: number of ranks on the host with most ranks.
+    shards: number of shards of a bucket, see Transport; shards are divided into chunks.
     """
 
     nbytes: int
@@ -164,26 +170,26 @@ class Shape:
     shards: int
 
     def same(self, settings: PlanSettings) -> Hashable:
-        """A key that is equal for settings between which this plan does not differ."""
+        """Return a key that is equal for settings with the same effect on this plan."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         depth = min(settings.buckets_in_flight, -(-self.nbytes // max(1, bucket)))
         chunk = min(settings.chunk_bytes, -(-bucket // self.shards)) if self.transport in _SHARING else 0
         return bucket, depth, chunk, settings.progress, settings.algorithm
 
     def shared_bytes(self, settings: PlanSettings) -> int:
-        """Approximate bytes of shared memory that a host needs for the plan."""
+        """Return the approximate bytes of shared memory that a host needs for the plan."""
         bucket = min(settings.fusion_bytes or self.nbytes, self.nbytes)
         return self.sharers * bucket * settings.buckets_in_flight if self.transport in _SHARING else 0
 
 
 def fixed_fields(config: Config) -> list[str]:
-    """Names of settings that the user has changed from their defaults; they are not searched."""
+    """Return the settings that the user has changed from their defaults; they are not searched."""
     default = Config()
     return [name for name in VALUES if getattr(config, name) != getattr(default, name)]
 
 
 def plan_axes(first: PlanSettings, config: Config, algorithms: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """The axes of a search that begins at `first`. algorithms: between hosts, that are worth trying."""
+    """Return the axes of a search that begins at `first`. algorithms: those between hosts that are worth trying."""
     fixed = fixed_fields(config)
     axes = {**VALUES, "algorithm": algorithms}
     return {name: sorted({*values, getattr(first, name)}) for name, values in axes.items() if name not in fixed}

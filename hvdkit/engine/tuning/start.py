@@ -1,4 +1,4 @@
-"""The first settings of a plan: the user's, those of a file of tuned settings, or the first point of a search."""
+"""Selects the first settings of a plan: the user's, those in a file of tuned settings, or a search's first point."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ from hvdkit.transport.small_collectives import allgather_object
 def choose_settings(
     current: Runtime, group: Group, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
 ) -> tuple[PlanSettings, Key | None]:
-    """The settings to open a plan with, and the key to save the outcome of a search, if one follows; collective.
+    """Select the settings to open a plan with; collective. Returns them, and the key for saving a search's outcome.
 
-    Raises PlanMismatchError where the ranks' tensors differ, ConfigError for a file of settings that cannot be read.
+    The key is None if no search follows.
+    current: the runtime.
+    group: the ranks of the plan.
+    name: of the plan.
+    tensors: of the plan.
+    options: of the reduction.
+    Raises PlanMismatchError if the ranks' tensors differ, ConfigError for a file of settings that cannot be read.
     """
     config = current.config
     first = settings_of(config)
@@ -53,7 +59,14 @@ def choose_settings(
 
 
 def start_tuner(reducer: BucketReducer, config: Config, first: PlanSettings, key: Key, options: ReduceOptions) -> None:
-    """Begin to search settings for a plan, open with `first`, from its next round on; collective."""
+    """Begin to search the settings of a plan from its next round on; collective.
+
+    reducer: of the plan.
+    config: the settings of this process.
+    first: the settings with which the plan is open.
+    key: for saving the outcome.
+    options: of the reduction.
+    """
     transport = reducer.context.transport
     threads = allgather_object(transport, first.threaded(reducer.context.spare_core))
     if all(threads) or not any(threads):
@@ -72,7 +85,7 @@ def start_tuner(reducer: BucketReducer, config: Config, first: PlanSettings, key
 
 
 def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceOptions) -> Sequence[str]:
-    """The algorithms between hosts to try: those of rank 0, as ranks without a shard send nothing. Collective."""
+    """Return the algorithms between hosts to try; collective. Uses rank 0's, as ranks without a shard send nothing."""
     transport = reducer.context.transport
     between = transport.between
     wires = {(options.wire_for_tensor(tensor), tensor.dtype) for tensor in reducer.plan.tensors}
@@ -84,7 +97,7 @@ def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceO
 
 
 def _read_saved(group: Group, config: Config, key: Key) -> PlanSettings | None:
-    """The settings for this plan in rank 0's file, on all ranks, which may not see the file. Collective."""
+    """Return this plan's settings in rank 0's file, on all ranks, which may have no access to the file. Collective."""
     settings: PlanSettings | None = None
     problem = ""
     if group.transport.rank == 0:

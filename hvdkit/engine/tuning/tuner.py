@@ -1,4 +1,4 @@
-"""The tuner of a plan: tries settings between the steps of the training, and keeps the fastest."""
+"""The tuner of a plan: tries settings during training, and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import allgather_object
 
 STEPS_A_TRIAL = 10
-_WARM_UP = 2  # of them, after a change: new memory is slow at first
-_FEWEST = 4  # steps of a trial that counts
-_MOST_OF_FREE = 0.5  # of the free shared memory, for a trial
+_WARM_UP = 2  # first steps of a trial that are not counted, because new memory is slow at first
+_FEWEST = 4  # minimum number of steps of a trial that counts
+_MOST_OF_FREE = 0.5  # maximum fraction of the free shared memory for a trial
 _COLUMNS = ("plan", "trial", *(field.name for field in fields(PlanSettings)), "steps", "median_ms", "noise_ms")
 
 
 class Record:
-    """The record of one plan's search, on one rank: a line of a file for each trial, and a line of the log at the end.
+    """The record of one plan's search, on one rank: a line in a file for each trial, and a line in the log at the end.
 
-    path: of the CSV file, which several plans share; "" for none. save: called with the outcome.
+    name: of the plan. path: of the CSV file, which several plans share; "" for none. save: called with the outcome.
     """
 
     def __init__(self, name: str, path: str, save: Callable[[Outcome], None]) -> None:
@@ -88,7 +88,10 @@ class Record:
 
 @dataclass(frozen=True)
 class _Report:
-    """A rank's report at the end of a trial. free_bytes: of shared memory. busy: does another of its plans search?"""
+    """A rank's report at the end of a trial.
+
+    seconds: of each step. free_bytes: free shared memory. busy: Is another of its plans being searched?
+    """
 
     seconds: tuple[float, ...]
     free_bytes: int
@@ -96,13 +99,17 @@ class _Report:
 
 
 class Tuner:
-    """Searches the settings of one plan; a reducer's on_round_end.
+    """Searches the settings of one plan; called by the reducer's on_round_end.
 
-    All ranks decide by the measurements of all of them, and so alike, at the end of the same round. Nothing is decided
-    while a rank has joined. Of several plans one searches at a time.
+    All ranks decide from the measurements of all ranks, at the end of the same round, and so select the same settings.
+    They decide nothing while a rank has joined. Only one plan is searched at a time. All ranks create it together.
 
-    reducer: of an engine's plan, opened with the settings `first`. axes: see Search. trials: most. directory: of
-    shared memory. record: on rank 0. Created by all ranks together.
+    reducer: of a plan with an engine.
+    first: the settings with which the plan was opened.
+    axes: see Search.
+    trials: maximum number of trials.
+    directory: of shared memory.
+    record: the record on rank 0; None on other ranks.
     """
 
     def __init__(
@@ -136,14 +143,14 @@ class Tuner:
         self._seconds.append(now - self._round_ended_s)
         self._round_ended_s = now
         self.rounds += 1
-        # This number is the same on all ranks, also on those that had joined before.
+        # This number is the same on all ranks, even on ranks that had joined before.
         if self._engine.joining.rounds[self._name] % STEPS_A_TRIAL == 0:
             collective_step(self._engine, "tune", self.decide, name=self._name)
             self._seconds.clear()
             self._round_ended_s = time.perf_counter()
 
     def decide(self, transport: Transport, joined: Sequence[int]) -> None:
-        """End a trial and begin the next one; collective."""
+        """End a trial and begin the next; collective."""
         if joined or self._search.outcome is not None:
             return
         mine = _Report(tuple(self._seconds[_WARM_UP:]), self._free_bytes(), self._is_busy())
@@ -179,7 +186,7 @@ class Tuner:
         return memory.f_bavail * memory.f_frsize
 
     def _is_busy(self) -> bool:
-        """Does another plan search, and has it had rounds since the last call?"""
+        """Return whether another plan is being searched, and has had rounds since the last call."""
         other = _searching[0]() if _searching[0] is not None else None
         if other is None or other is self:
             return False
@@ -187,5 +194,5 @@ class Tuner:
         return other.rounds > before
 
 
-#: The tuner of this process that searches; None if none does.
+#: The tuner of this process that is searching; None without one.
 _searching: list[weakref.ref[Tuner] | None] = [None]
