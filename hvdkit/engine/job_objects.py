@@ -16,8 +16,10 @@ def broadcast_object(
 ) -> T:
     """Return a copy of the root's object on every rank; the objects of the other ranks are ignored.
 
-    obj: anything that can be pickled; the root gets its own object back. root_rank: a rank number of the world, also
-    with a process set. name: for errors and reports, the same on all ranks.
+    obj: anything that can be pickled; the root gets its own object back.
+    root_rank: a rank number of the world, also with a process set.
+    name: for errors and reports, the same on all ranks.
+    process_set: the ranks that take part.
     Raises ValueError for a root that does not exist and on a rank outside the set; NotInitializedError before
     init(); HorovodInternalError if a rank calls another operation instead, has joined or has left.
     """
@@ -38,7 +40,8 @@ def broadcast_object(
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
     """Return the list of all ranks' objects, in rank order, on every rank of the set.
 
-    obj: anything that can be pickled. name: for errors and reports, the same on all ranks.
+    obj: anything that can be pickled. name: for errors and reports, the same on all ranks. process_set: the ranks that
+    take part.
     Raises NotInitializedError before init(); HorovodInternalError if a rank calls another operation instead, has joined
     or has left.
     """

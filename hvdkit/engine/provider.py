@@ -64,7 +64,7 @@ class EngineProvider(ABC):
     def open_engine(
         self, group: Transport, *, hosts: Sequence[str], ranks: Sequence[int], job_ranks: Sequence[int] | None
     ) -> Engine:
-        """Make the engine of a process set; see Engine for the arguments."""
+        """Make the engine of a process set. group: its transport. For the other arguments see Engine."""
 
     def close(self) -> None:  # noqa: B027  nothing, for engines that end with their transports
         """Release what open() acquired; called after the transports are closed."""

@@ -60,9 +60,11 @@ class ReduceOptions:
 
 
 def check_gradient(name: str, dtype: str, *, engine: str = "", adasum: bool = False) -> None:
-    """Raise TypeError for a trained tensor, given by its name, if its gradients cannot be summed in this dtype.
+    """Raise TypeError for a trained tensor if its gradients cannot be summed in its dtype.
 
-    engine: the title of an engine that sums no complex numbers; "" for hvdkit's own.
+    name: of the tensor, for the message.
+    dtype: of the tensor.
+    engine: the title of an engine that cannot sum complex numbers; "" for hvdkit's own.
     adasum: Are the tensors' steps combined by Adasum?
     """
     if dtype in FLOAT8:

@@ -29,14 +29,15 @@ class Engine(ABC):
     job_ranks: see World.
 
     Attributes:
-    transport: for collective steps that use several collectives.
+    transport: connects the group's ranks; collective steps use it for their collectives.
     joining: this rank's contributions to the others' operations after it has joined.
     takes_tensors: May buffers be a framework's tensors, on any device?
     thread: the engine's own, which ends after leave(); None if it has none.
     most_names: number of names that unnamed operations use in turn; 0 for a new name each time.
     notice_s: seconds after which a wait outside of operations is announced with submit(), and later withdraw(), so that
         the first rank can report which ranks wait and which are missing; None if the engine reports no stalls.
-    report_window: reports to the first rank how long this rank waited in some rounds of a plan; None likewise.
+    report_window: reports to the first rank how long this rank waited in some rounds of a plan; None if the engine
+        reports no stalls.
     """
 
     transport: Transport
@@ -92,7 +93,8 @@ class Engine(ABC):
     def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
 
-        buffers: the caller must not touch them until the operation is done.
+        name: of the operation. asked: this rank's request. buffers: the caller must not touch them until the operation
+        is done.
         Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
         engine has failed, TypeError for an operation that the engine does not support for a dtype.
         """
@@ -103,6 +105,9 @@ class Engine(ABC):
     ) -> Operation:
         """Begin an operation and return when it is done. Raises the operation's error, and what submit() raises.
 
+        name: of the operation.
+        asked: this rank's request.
+        buffers: see Operation.
         action: see Operation.
         """
 

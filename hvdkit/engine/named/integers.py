@@ -47,7 +47,13 @@ def widen(buffer: Buffer, size: int, prescale: float = 1.0) -> Buffer:
 
 
 def finish_average(out: Buffer, total: Buffer, size: int, postscale: float = 1.0) -> None:
-    """Compute out (n,) = postscale * the average over `size` ranks. total: the sum of the widen() results; changed."""
+    """Compute out (n,) = postscale * the average over `size` ranks.
+
+    out: overwritten with the result.
+    total: the sum of all ranks' widen() results; it is changed.
+    size: number of ranks.
+    postscale: factor on the average.
+    """
     whole: Array = total.array
     rest: Any = 0
     factor = postscale / size

@@ -59,7 +59,13 @@ class _Slow:
 
 
 class StepBooks:
-    """The steps of `size` ranks. config: the stall settings. send: sends a rank a message. who: names a rank."""
+    """The steps of the ranks of an engine.
+
+    size: number of ranks.
+    config: the stall settings.
+    send: sends a rank a message.
+    who: names a rank.
+    """
 
     def __init__(
         self,

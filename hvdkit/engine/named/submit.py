@@ -111,9 +111,9 @@ def reduce_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postsca
 
 
 def scatter_options(dtypes: Sequence[str], op: ReduceOp, prescale: float, postscale: float, call: str) -> Options:
-    """Like reduce_options(), for a reducescatter.
+    """Make the options of a reducescatter; the arguments are those of reduce_options().
 
-    Raises NotImplementedError, as Horovod does, unless `op` is Average or Sum.
+    Raises NotImplementedError, as Horovod does, unless `op` is Average or Sum, and what reduce_options() raises.
     """
     if op not in (Average, Sum):
         raise NotImplementedError(f"{call}: op is {op!r}; use hvd.Average or hvd.Sum.")

@@ -51,8 +51,10 @@ class TensorSpec:
 class Slot:
     """The range of a bucket that holds a tensor, or a slice of a tensor.
 
-    tensor: its index in the plan. start, stop: elements of the bucket. offset: index of the tensor's element at
-    `start`.
+    tensor: index of the tensor in the plan.
+    start: first element in the bucket.
+    stop: end of the range: the element after its last.
+    offset: index of the tensor's element at `start`.
     """
 
     tensor: int
