@@ -347,7 +347,7 @@ on_shutdown = _leaving.append
 def follow(objects: weakref.WeakSet[Any], *, enter: bool = True) -> None:
     """Have every shutdown() call close() of these objects and, with `enter`, every init() call their enter().
 
-    The objects are called in the order of their `number`, which an object has in common on all ranks.
+    They are called in the order of their `number`, which is the same on all ranks for the same object.
     """
 
     def in_use() -> list[Any]:

@@ -87,8 +87,8 @@ class ShardedArrays:
     def finish(self) -> Collection[int]:
         """Complete the reduction, with all results in the arrays of begin(); collective.
 
-        Returns the tensors without a gradient on any rank; the results of their pieces are undefined. Raises ValueError
-        if no tensor has a gradient, RankLostError, with the tensors concerned, if a rank has ended.
+        Returns the tensors without a gradient on any rank; their results are undefined. Raises ValueError if no tensor
+        has a gradient, RankLostError, with the tensors concerned, if a rank has ended.
         """
         try:
             self._strategy.before_step()

@@ -1,4 +1,4 @@
-"""All-gather of parameters, after each rank has updated its own pieces."""
+"""All-gather of parameters, after each rank has updated its own shards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ParameterGather:
     in_place: May the values have in-place segments?
     Raises PlanMismatchError if the ranks' parameters differ.
 
-    The attribute `pieces` has the pieces that this rank keeps: its shards of the buckets.
+    The attribute `pieces` describes what this rank keeps: its shards of the buckets.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ParameterGather:
         group.engine.joining.plans[f"{parameters.name}.shards"] = self
 
     def gather(self) -> None:
-        """Send this rank's pieces of the parameters to all ranks, and receive theirs; collective.
+        """Send this rank's shards of the parameters to all ranks, and receive theirs; collective.
 
         Raises RankLostError, with the parameters concerned, if a rank has ended.
         """

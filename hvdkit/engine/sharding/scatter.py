@@ -1,4 +1,4 @@
-"""Reduce-scatter of gradients, the first half of an allreduce: each rank gets the average of its own pieces only."""
+"""Reduce-scatter of gradients, the first half of an allreduce: each rank gets the average of its own shards only."""
 
 from __future__ import annotations
 

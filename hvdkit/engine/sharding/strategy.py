@@ -1,4 +1,4 @@
-"""Sharded optimizers (ZeRO): each rank steps on its pieces of the parameters, then all ranks get the new values.
+"""Sharded optimizers (ZeRO): each rank steps on its shards of the parameters, then all ranks get the new values.
 
 Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, of which
 these are stages 1 and 2.
@@ -35,9 +35,9 @@ class Shards(Protocol):
 
 
 class Sharded(Strategy):
-    """Lets every rank step on its own pieces of the parameters, and gathers the parameters afterwards.
+    """Lets every rank step on its own shards of the parameters, and gathers the parameters afterwards.
 
-    gradients: reduces the gradients, whole (shard="optimizer") or in the same pieces (ScatterGradients,
+    gradients: reduces the gradients, whole (shard="optimizer") or in the same shards (ScatterGradients,
     shard="gradients"). shards: the adapter's division of the optimizer.
     """
 
