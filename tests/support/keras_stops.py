@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,16 @@ class _Stops(keras.callbacks.Callback):
         self._left -= 1
         if self._left == 0:
             self.model.stop_training = True
+
+
+class _StopsLate(_Stops):
+    """Keras calls it in a thread where every callback that has hooks of batches is like it."""
+
+    async_safe = True
+
+    def _called(self, _: int, logs: Any = None) -> None:
+        time.sleep(0.1)
+        super()._called(_, logs)
 
 
 class _Lines(logging.Handler):
@@ -92,6 +103,7 @@ def one_rank_stops() -> None:
                 assert _steps([_Stops(hook, at)] if last else []) == expected, hook
             said = [line for line in lines if f"Rank {hvd.size() - 1} has set model.stop_training" in line]
             assert len(said) == (hvd.rank() == 0), lines
+        assert _steps([_StopsLate("on_train_batch_end", 2)] if last else []) == (2, 1)
         function = keras.callbacks.LambdaCallback(on_train_batch_end=_Stops("on_epoch_end", 3)._called)
         function_of_all = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
         function.on_train_batch_end.__self__.set_model(model := make_model())

@@ -236,6 +236,9 @@ def install() -> None:
 
     def begin(callbacks: Any, logs: Any = None) -> None:
         callbacks._hvdkit = _open(callbacks)
+        if callbacks._hvdkit is not None and any(map(_may_stop_in_batch, callbacks.callbacks)):
+            # Keras calls those with `async_safe` in another thread: stop_training would be read before they set it.
+            callbacks._async_train = False
 
     def begin_epoch(agreement: FitAgreement, epoch: int, logs: Any = None) -> None:
         agreement.begin_epoch(epoch)
