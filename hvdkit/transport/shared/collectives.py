@@ -74,7 +74,7 @@ class _Memory:
             raise
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._flags.close()
         self._parts = np.empty((0, 0), np.uint8)
         self._segment.close()
@@ -127,7 +127,7 @@ class Slots(_Memory):
         return slots
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._views.clear()
         super().close()
 
@@ -203,7 +203,7 @@ class Stage(_Memory):
         return layout
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._layouts.clear()
         super().close()
 
@@ -328,7 +328,7 @@ class Exchange(_Memory):
         return self._halves[self._number % 2]
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._halves = []
         super().close()
 

@@ -85,7 +85,7 @@ class Ring:
         return messages
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._numbers.release()
         self._bytes.release()
 
