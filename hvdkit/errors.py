@@ -144,8 +144,9 @@ class ReplicasDifferError(HvdkitError, RuntimeError):
 
 
 class DuplicateNameError(HorovodInternalError, ValueError):
-    """An operation was started with the name of another operation that is still running. Also a ValueError, as in
-    Horovod.
+    """An operation was started with the name of another operation that is still running.
+
+    Also a ValueError, as in Horovod.
     """
 
 

@@ -330,7 +330,7 @@ def has_master_address() -> bool:
 
 
 def has_hvdruns_torch_variables(variables: Mapping[str, str]) -> bool:
-    """Return whether hvdrun has set torchrun's variables; False if a torchrun that a hvdrun rank started has."""
+    """Return whether hvdrun, not a torchrun that a rank of hvdrun's has started, has set torchrun's variables."""
     return variables.get("TORCHELASTIC_RUN_ID", "").startswith(HVDRUN_RUN_ID)
 
 

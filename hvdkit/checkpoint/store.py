@@ -86,11 +86,11 @@ class Store:
         self._writer.start(finish, what)
 
     def load(self) -> bool:
-        """Load the newest undamaged checkpoint on all ranks; every rank calls this. The number of ranks may have
-        changed.
+        """Load the newest undamaged checkpoint on all ranks; every rank calls this.
 
-        Damaged checkpoints are skipped with a warning. Random generators are restored on ranks that existed when the
-        checkpoint was saved. Returns whether there was a checkpoint.
+        The number of ranks may have changed since the checkpoint was saved. Damaged checkpoints are skipped with a
+        warning. Random generators are restored on ranks that existed when the checkpoint was saved. Returns whether
+        there was a checkpoint.
         Raises CheckpointError on every rank if the checkpoint does not match, or if the ranks differ after loading.
         """
         self._state.settle()

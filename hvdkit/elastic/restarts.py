@@ -15,7 +15,7 @@ _ENDED_S = 10.0
 
 
 class Restarts:
-    """See Changes. Without config.elastic_checkpoints nothing is saved, and each restart begins from the start."""
+    """See Changes. Without config.elastic_checkpoints nothing is saved, and a restarted job trains from the start."""
 
     def __init__(self, config: Config) -> None:
         self._directory, self._every_s = config.elastic_checkpoints, config.elastic_save_s

@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Decorate a training function that continues when ranks are added, leave or fail: `@hvd.elastic.run`, as in
-    Horovod.
+    """Decorate a training function that continues when ranks are added, leave or fail.
 
+    Use it as `@hvd.elastic.run`, as in Horovod.
     func: the training function; its first argument is the state. It is called after state.sync(), and called again from
     the last commit after each change of the ranks.
     The ranks can change under `hvdrun --elastic`, with hvdkit_ray.ElasticRayExecutor, and on Horovod's core under

@@ -27,7 +27,10 @@ class Advice:
 def advise(steps: Steps, shares: Shares, scaling: Scaling, slow: Slow | None) -> tuple[Advice, ...]:
     """Return all changes that save at least 3 % of a step, largest first.
 
-    steps: the recorded steps. shares: of their time. scaling: the fitted model. slow: the straggler; None for none.
+    steps: the recorded steps.
+    shares: the shares of their time.
+    scaling: the fitted model.
+    slow: the straggler; None for none.
     """
     usual = shares.usual
     step_s = float(shares.step[:, usual].mean())

@@ -30,7 +30,10 @@ PARTS = {
 class MeshStage:
     """The seconds of a step in which a stage computes, as the mean of its ranks.
 
-    stage: number of the stage. ranks: its ranks in the world. forward_s: of forward. backward_s: of backward.
+    stage: number of the stage.
+    ranks: its ranks in the world.
+    forward_s: seconds of forward passes.
+    backward_s: seconds of backward passes.
     """
 
     stage: int

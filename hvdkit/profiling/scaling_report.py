@@ -28,8 +28,10 @@ class Scaled:
 class ScalingPoint:
     """The scaling of a number of ranks, weak and strong.
 
-    ranks: number of ranks. hosts: number of hosts. weak: each rank has the same batch as in the job. strong: all ranks
-    together have the same batch as all ranks of the job.
+    ranks: number of ranks.
+    hosts: number of hosts.
+    weak: each rank has the same batch as in the job.
+    strong: all ranks together have the same batch as all ranks of the job.
     """
 
     ranks: int

@@ -35,7 +35,10 @@ class Parts:
 class RankParts:
     """The mean shares of one rank.
 
-    rank: its number. host: its host. parts: the shares. waited_for_s: seconds that the others waited for it in a step.
+    rank: its number.
+    host: name of its host.
+    parts: the shares.
+    waited_for_s: mean seconds that each other rank waited for it in a step.
     """
 
     rank: int
@@ -46,9 +49,12 @@ class RankParts:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The prediction of a step on `hosts` hosts, `times` those of the job.
+    """The prediction of a step on more hosts.
 
-    step_s: seconds of the step. efficiency: the throughput over `times` the job's throughput.
+    times: multiple of the job's hosts.
+    hosts: number of hosts.
+    step_s: seconds of the step.
+    efficiency: the throughput over `times` the job's throughput.
     """
 
     times: int
@@ -107,7 +113,10 @@ class Verdict:
 class Analysis:
     """A verdict with the data from which it is computed, for drawings.
 
-    verdict: the verdict. steps: the recorded steps. shares: of their time. scaling: the fitted model.
+    verdict: the verdict.
+    steps: the recorded steps.
+    shares: the shares of their time.
+    scaling: the fitted model.
     """
 
     verdict: Verdict

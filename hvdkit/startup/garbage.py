@@ -13,7 +13,7 @@ import gc
 
 
 def freeze_objects() -> bool:
-    """Exclude all present objects from garbage collections; only the first call in a process does.
+    """Exclude all present objects from garbage collections; later calls in the same process have no effect.
 
     Garbage is collected before. A frozen object is still freed with its last reference; a frozen object that becomes
     part of a cycle of references stays until gc.unfreeze(). Returns False if objects are frozen already, by any code.

@@ -1,6 +1,6 @@
-"""A CUDA device through its driver's C interface, by ctypes: the same for all frameworks, and none is asked.
+"""A CUDA device through the driver's C interface, by ctypes, independent of the framework.
 
-Frameworks use a device's primary context; so does this. Their streams are handles here, as
+It uses the device's primary context, as frameworks do. Their streams are passed as handles, such as
 torch.cuda.current_stream().cuda_stream.
 """
 

@@ -219,7 +219,14 @@ def _close_wires() -> None:
 
 
 class GlooRequest(Request):
-    """See Request. memory: objects that Gloo reads and writes until it is done. explain: see GlooWire."""
+    """See Request.
+
+    what: the name of the collective, for messages.
+    works: torch's objects of the parts of the collective.
+    out: see Request.
+    memory: objects that Gloo reads and writes until it is done, which must stay alive.
+    explain: see GlooWire.
+    """
 
     def __init__(self, what: str, works: Sequence[Any], out: Buffer, memory: object, explain: Explain) -> None:
         self.out = out

@@ -51,8 +51,10 @@ class RendezvousStore(Protocol):
 class StoreLocation:
     """The location of the rendezvous store.
 
-    kind: "http" for horovodrun's, "store" for torch's TCPStore, "mpi" for MPI itself. address: its host; "" for "mpi".
-    port: its TCP port; 0 for "mpi". hosted: True if rank 0 starts it.
+    kind: "http" for horovodrun's, "store" for torch's TCPStore, "mpi" for MPI itself.
+    address: its host; "" for "mpi".
+    port: its TCP port; 0 for "mpi".
+    hosted: True if rank 0 starts it.
     """
 
     kind: Literal["http", "store", "mpi"]
@@ -182,7 +184,13 @@ class RendezvousInfo:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The entry of each rank in rank 0's store. address: its own. reached: the address that reached the store."""
+    """The entry of each rank in rank 0's store.
+
+    host: name of its host.
+    machine: identifier of its host, equal for ranks of one host.
+    address: an address of its host; "" on rank 0 if no interface is selected.
+    reached: the address by which the rank reached rank 0's store; "" on rank 0.
+    """
 
     host: str
     machine: str
@@ -194,7 +202,11 @@ class RankInfo:
 class Rendezvous:
     """The result of a rendezvous.
 
-    nodes: the host number of each rank. secret: of this job, the same on all ranks.
+    store: rank 0's store.
+    hosts: name of each rank's host.
+    nodes: the host number of each rank.
+    address: the address of this rank that all other ranks reach.
+    secret: of this job, the same on all ranks.
     """
 
     store: Any

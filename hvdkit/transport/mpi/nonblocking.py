@@ -150,7 +150,7 @@ class MpiWire:
         return MpiRequest(what, call_mpi(what, getattr(self.comm, what[4:]), *arguments), out, arguments)
 
     def close(self, *, idle: bool = True) -> None:
-        """See Wire.close. If `idle` is False, MPI keeps the communicator and the memory, to which others may send."""
+        """See Wire.close. If `idle` is False, MPI keeps the communicator, over which other ranks may still send."""
         self._closed = True
         if idle and self.comm != self._mpi.COMM_NULL:
             free_comm(self.comm)

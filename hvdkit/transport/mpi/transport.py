@@ -89,8 +89,9 @@ class MpiTransport(BaseTransport):
         return MpiTransport(comm, self.arithmetic, self.between.algorithm, own_comm(duplicate_comm(comm)))
 
     def find_nodes(self) -> list[int]:
-        """See BaseTransport.find_nodes. Ranks share a host if MPI finds that they share memory; its number is the
-        first of them.
+        """See BaseTransport.find_nodes. Ranks share a host if MPI finds that they share memory.
+
+        The host number is the lowest of these ranks.
         """
         local = own_comm(make_comm("MPI_Comm_split_type", self.wire.comm, load_mpi().COMM_TYPE_SHARED, self.rank))
         first = np.array([self.rank], np.int64)

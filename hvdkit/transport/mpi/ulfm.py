@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 #: Tag of the message from a new rank to the rank that has started it: the new rank is ready to join.
 READY_TAG = 1
-# Tag of the message from the starter to a new rank: join, and then let the ranks of the listed starters join.
+# Tag of the message from the starter to a new rank (join, and then let the ranks of the listed starters join), and tag
+# for making the communicators with the new ranks.
 _JOIN_TAG, _MEET_TAG = 3, 4
 _LOOK_S = 0.02
 _BACK_S = 1.0

@@ -25,8 +25,11 @@ class NcclBuckets(Buckets):
     factors before the sum, in the bucket's dtype: NCCL's own operations for that are slower if a switch adds up.
     NCCL rounds 16-bit numbers after each addition.
 
-    allocate: the framework's function for device memory. scale: the framework's function that multiplies a buffer in
-    place, on the calling thread's current stream, which current_stream returns.
+    group: the device group of the ranks.
+    specs: the buckets of the plan.
+    allocate: the framework's function that allocates device memory.
+    scale: the framework's function that multiplies a buffer in place, on the calling thread's current stream.
+    current_stream: returns the calling thread's current stream of the framework.
     """
 
     def __init__(

@@ -39,9 +39,12 @@ class DeviceSettings:
 class Finding:
     """The GPU and NCCL of a rank; from all ranks' findings they conclude whether they reduce in device memory.
 
-    problem: why the rank cannot use NCCL; "" if it can. host: name of its host. gpu: UUID of its GPU; "" if its tensors
-    are not on one GPU. index: number of the GPU among those that the process sees. version: of NCCL. shares: the rank
-    may share its GPU.
+    problem: why the rank cannot use NCCL; "" if it can.
+    host: name of its host.
+    gpu: UUID of its GPU; "" if its tensors are not on one GPU.
+    index: number of the GPU among those that the process sees.
+    version: of NCCL.
+    shares: the rank may share its GPU.
     """
 
     problem: str = ""

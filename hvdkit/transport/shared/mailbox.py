@@ -93,7 +93,8 @@ class Ring:
 class SharedMailbox:
     """See Mailbox; all ranks of a group on one host make and close it together.
 
-    incoming: the rings from other ranks, by rank. outgoing: the rings to other ranks, by rank.
+    incoming: the rings from other ranks, by rank.
+    outgoing: the rings to other ranks, by rank.
     """
 
     star = True
