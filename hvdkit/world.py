@@ -67,13 +67,7 @@ def describe_death(rank: int, host: str, job_rank: int | None = None) -> str:
 
 
 def describe_leaving(rank: int, host: str, waiting: int, job_rank: int | None = None) -> str:
-    """Describe a rank that has shut hvdkit down while another rank waits for it.
-
-    rank: the rank that has shut down.
-    host: its host.
-    waiting: the rank that waits.
-    job_rank: the job rank of `rank`, see World.
-    """
+    """Describe a rank that has shut hvdkit down while the rank `waiting` waits for it. job_rank: see World."""
     return (
         f"Rank {label_rank(rank, job_rank)} on host {host} has shut hvdkit down (or reached the end of its script) "
         f"while rank {waiting} still waits for it. Give every rank the same number of steps; if the "
@@ -268,18 +262,7 @@ def complete_world(
     homogeneous: bool,
     job_ranks: Sequence[int] = (),
 ) -> World:
-    """Return `world` with the values of the connected ranks in place of those that the launcher set or left out.
-
-    world: as read from the launcher's variables; host and launcher stay.
-    rank: this process's number in the world.
-    size: the number of ranks.
-    local_rank: the number among the ranks of this host.
-    local_size: the number of ranks of this host.
-    cross_rank: the number among the ranks with the same local_rank.
-    cross_size: the number of ranks with the same local_rank.
-    homogeneous: all hosts have the same number of ranks.
-    job_ranks: see World.
-    """
+    """Return `world` with these fields, found among the connected ranks, in place of the launcher's; see World."""
     return replace(
         world,
         rank=rank,
