@@ -19,7 +19,7 @@ class Changes(Protocol):
     """Changes the world during one call of run(). state: gets notifications of ranks that were added or will leave."""
 
     def begin(self, state: State) -> None:
-        """Prepare for training; called once, at the begin of run()."""
+        """Prepare for training; called once, at the start of run()."""
 
     def settle(self) -> None:
         """Agree on the new world with its new and surviving ranks; collective."""

@@ -111,7 +111,7 @@ def find_mesh_steps(recordings: Sequence[RankRecording]) -> MeshSteps | None:
 
 
 def _steps(rows: Floats) -> dict[int, float]:
-    """Return the seconds of each step, by number, if its begin, the end of the previous step, is known."""
+    """Return the seconds of each step, by number, if its start, the end of the previous step, is known."""
     pairs = itertools.pairwise(rows)
     return {
         int(new[_NUMBER]): float(new[_ENDED] - old[_ENDED]) for old, new in pairs if new[_NUMBER] == old[_NUMBER] + 1

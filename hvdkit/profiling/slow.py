@@ -13,7 +13,7 @@ from hvdkit.profiling.steps import Steps
 
 _SHARE = 0.1  # of a step: a shorter wait is not reported
 _LEAST = 20  # smallest number of steps
-_MOST = 0.75  # smallest fraction of all waiting for late ranks, and of the steps since its begin
+_MOST = 0.75  # smallest fraction of all waiting for late ranks, and of the steps since its start
 
 
 @dataclass(frozen=True)

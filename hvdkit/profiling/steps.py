@@ -30,14 +30,14 @@ class Steps:
     ranks: the R ranks.
     plan: the plan.
     numbers: (n,), the numbers of the rounds.
-    began: begin of the step.
+    began: start of the step.
     finishing: time at which backward had ended.
     ended: end of the step.
     loading: seconds of waiting for data.
     loaded: end of the last wait for data.
     extra: seconds in which training waited for other plans.
     loaders: number of processes that load data, -1 if unknown.
-    filling: (R, n, B), begin of filling the bucket.
+    filling: (R, n, B), start of filling the bucket.
     ready: (R, n, B), end of filling.
     handed: (R, n, B), time at which the transport has started the bucket.
     waiting: (R, n, B), time at which training begins to wait for it.
@@ -91,7 +91,7 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
     chosen = max(plans, key=lambda key: (plans[key], len(key[1]), sum(key[2])))
     mine = [(each, facts, rows) for each in recordings for facts, rows in each.plans if _key(facts) == chosen]
     facts = mine[0][1]
-    numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the begin of the first step is unknown
+    numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the start of the first step is unknown
     if not len(numbers):
         raise ProfileError("There are fewer than two steps that all ranks have recorded. Let the script run longer.")
     tables = [rows[np.searchsorted(rows[:, _ROUND], numbers)] for _, _, rows in mine]
