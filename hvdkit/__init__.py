@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hvdkit.launch.options import LaunchOptions
     from hvdkit.launch.plan.elasticity import Elasticity
 
-    #: See hvdkit.launch.run_api, which stands floors above.
+    #: Defined in hvdkit.launch.run_api, which this module may not import at its own import.
     launch: Callable[..., list[Any] | None]
     run: Callable[..., list[Any]]
 

@@ -1,4 +1,4 @@
-"""Modules that stand where a script expects names, and have them from elsewhere."""
+"""Modules that provide, under the name a script imports, the public names of another package."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-#: What hvdkit's alias of Horovod (hvdkit.alias_horovod) is known by: an attribute of its module `horovod`, and of its
-#: finder.
+#: Marks hvdkit's alias of Horovod (hvdkit.alias_horovod): its module `horovod` and its finder have this attribute.
 MARK = "hvdkit_alias"
 
 _real: dict[str, ModuleType] = {}
 
 
 def public_names_of(package: str) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a module that has the public names of a package, looked up when they are used."""
+    """Make a module's `__getattr__` that finds the public names of a package when they are used."""
 
     def find(name: str) -> Any:
         module = importlib.import_module(package)
@@ -32,9 +31,10 @@ def public_names_of(package: str) -> Callable[[str], Any]:
 
 @contextmanager
 def real_horovod() -> Iterator[None]:
-    """Within, `import horovod` gives the one that is installed; what is imported so stays the same next time.
+    """Make `import horovod` inside the context import the installed Horovod, not hvdkit's alias.
 
-    Nothing happens where the name is not hvdkit's. Other threads must not import horovod meanwhile.
+    The modules imported so are kept and are the same the next time. Without the alias this does nothing. Other threads
+    must not import horovod meanwhile.
     """
     finders = [finder for finder in sys.meta_path if getattr(finder, MARK, False)]
     if not finders:

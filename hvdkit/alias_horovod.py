@@ -1,7 +1,7 @@
-"""`import hvdkit.alias_horovod`, as a script's first line: from then on `import horovod...` gives hvdkit.
+"""Makes `import horovod...` give hvdkit, if `import hvdkit.alias_horovod` is a script's first line.
 
-`hvdrun --alias-horovod python train.py` does the same without the line. Raises AliasError if it cannot: Horovod itself
-has been imported before.
+`hvdrun --alias-horovod python train.py` does the same without the line. Raises AliasError if Horovod itself has been
+imported before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""hvdkit: the command line of everything that does not start a job."""
+"""The command `hvdkit`, which has the subcommands that do not start a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.errors import HvdkitError
 from hvdkit.launch.cli.console import run_command
 from hvdkit.launch.cli.parser import SHELLS, PrintCompletion, nearest
 
-#: The entry points of other packages that add commands. Each is an `add_command(commands)`, as our own modules have.
+#: The entry points by which other packages add commands. Each is an `add_command(commands)`, as in our modules.
 ENTRY_POINTS = "hvdkit.commands"
 
 # Title of a group in the help -> its commands -> their modules, which are imported when they are needed.
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """The subcommands; keeps the one-line help of each."""
+    """Holds the subcommands and the one-line help of each."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -100,7 +100,8 @@ def build_parser(names: Iterable[str] | None = None) -> TopParser:
     """Build the parser; each subcommand stores the function that carries it out as `run`.
 
     `run` returns the exit code, or None for 0.
-    names: of the commands to load; None for all. Of all, one whose package cannot be loaded is listed with the reason.
+    names: the commands to load; None for all. With None, a command whose package cannot be loaded is listed with the
+    reason.
     """
     parser = TopParser(
         prog="hvdkit",
@@ -166,17 +167,18 @@ def check_name(name: str, names: Iterable[str]) -> None:
 
 
 def _find_external() -> dict[str, EntryPoint]:
-    """The commands of other packages by name; ours cannot be replaced."""
+    """Return the commands of other packages by name; ours cannot be replaced."""
     return {each.name: each for each in entry_points(group=ENTRY_POINTS) if each.name not in _MODULES}
 
 
 def _add(name: str, external: Mapping[str, EntryPoint], commands: _Commands, *, required: bool) -> None:
     """Add a command to the parser.
 
-    required: raise HvdkitError if the package that brings it cannot be loaded; else the help says so in its place.
+    required: if the package that has the command cannot be loaded, True raises HvdkitError, and False shows the problem
+    as the command's help.
     """
     if name in commands.choices:
-        return  # its module has been asked for another command
+        return  # its module was loaded for another command and has added this one too
     if name in _MODULES:
         import_module(_MODULES[name]).add_command(commands)
         return

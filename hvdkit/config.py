@@ -1,4 +1,4 @@
-"""Every setting of hvdkit: one field each, with its variable, unit, default and meaning.
+"""Defines every setting of hvdkit as a field, with its variable, unit, default and meaning.
 
 Precedence: argument, HVDKIT_ variable, Horovod's variable of the same meaning, default.
 """
@@ -330,7 +330,7 @@ class Config:
 
     @property
     def searches(self) -> bool:
-        """Does the engine tune its settings in the first steps?"""
+        """Return whether the engine tunes its settings in the first steps."""
         return self.autotune or bool(self.autotune_save)
 
 
@@ -340,9 +340,9 @@ def read_environment() -> dict[str, str]:
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
-    """Read every setting, with where its value comes from.
+    """Read every setting, with the origin of its value.
 
-    environ: the variables; this process's own if None.
+    environ: the variables; those of this process if None.
     Raises ConfigError with all variables that have an invalid value.
     """
     variables = os.environ if environ is None else environ

@@ -1,4 +1,4 @@
-"""Everything a user can catch. Each message says what happened, what was seen and what to do."""
+"""Defines all errors that a user can catch. Each message names the problem, the values found and the cure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HorovodInternalError(HvdkitError, RuntimeError):
 class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of the job have changed. Named as in Horovod; raised inside elastic.run.
 
-    skip_sync: is the state already the same on all ranks?
+    skip_sync: the state is already the same on all ranks.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -44,8 +44,9 @@ class HorovodVersionMismatchError(HvdkitError, ImportError):
     """The version of a framework differs from the one that an engine was built for. Named as in Horovod.
 
     hvdkit's native engine is not built, and does not raise it.
-    name: of the framework. version: the installed version. installed_version: the version that the engine was built
-    for.
+    name: the framework's name.
+    version: the installed version.
+    installed_version: the version that the engine was built for.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
@@ -143,8 +144,9 @@ class ReplicasDifferError(HvdkitError, RuntimeError):
 
 
 class DuplicateNameError(HorovodInternalError, ValueError):
-    """An operation was started with the name of another operation that is still running. Also a ValueError, as in
-    Horovod.
+    """An operation was started with the name of another operation that is still running.
+
+    Also a ValueError, as in Horovod.
     """
 
 
@@ -153,7 +155,7 @@ class BackwardInterruptedError(HorovodInternalError):
 
 
 class XlaError(HvdkitError, RuntimeError):
-    """hvdkit was asked to communicate inside a function that XLA compiles."""
+    """A collective of hvdkit was called inside a function that XLA compiles."""
 
 
 class BuildError(HvdkitError, RuntimeError):
@@ -184,7 +186,7 @@ class CheckpointError(HvdkitError, RuntimeError):
 
 
 class Preempted(SystemExit):
-    """The job was asked to end; training is saved but not finished. If not caught, it ends the process with code 75."""
+    """The job must end: training is saved but not finished. If not caught, it ends the process with code 75."""
 
     def __init__(self) -> None:
         super().__init__(TRY_AGAIN)
@@ -207,7 +209,7 @@ class ProfileError(HvdkitError, ValueError):
 
 
 class TrackError(HvdkitError, ValueError):
-    """hvd.track() cannot write where it was asked to, or was given what cannot be averaged."""
+    """hvd.track() cannot write to the requested destination, or was given a value that cannot be averaged."""
 
 
 class SubmitError(HvdkitError, ValueError):

@@ -1,4 +1,4 @@
-"""Exit codes that mean something to who started a program."""
+"""Exit codes with a meaning for the caller."""
 
 from __future__ import annotations
 

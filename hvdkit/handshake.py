@@ -1,4 +1,4 @@
-"""How two processes of a job prove to each other that they know its secret, and the frames that follow.
+"""The handshake by which two processes of a job prove that they know its secret, and the frames that follow it.
 
 A accepts and C connects; the nonces N are 32 random bytes. MAC is HMAC-SHA256 (RFC 2104), the exchange is the mutual
 authentication in three passes of ISO/IEC 9798-4:
@@ -10,10 +10,10 @@ authentication in three passes of ISO/IEC 9798-4:
 
 A frame is a header (type, length of the payload), a code, the payload and a code. Each code is the MAC, under the key
 of the session, of the direction, the frame's number and all bytes of the frame so far. So a frame that was changed,
-repeated, moved, left out or made by somebody else ends the connection; a length is trusted only after its own code.
+repeated, moved, left out or made by another process ends the connection; a length is trusted only after its own code.
 Nothing is encrypted.
 
-Rank agents use this file too: standard library only, and what is imported here is part of their start-up time.
+Rank agents use this file too: it uses only the standard library, and its imports add to the start-up time of agents.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _TRIES, _PAUSE_S = 3, 0.3
 
 
 class AuthenticationError(ConnectionError):
-    """The other side does not know the secret, or what came over a connection is not what the other side has sent."""
+    """The other side does not know the secret, or the bytes received are not those that the other side sent."""
 
 
 class StrangerError(AuthenticationError):
-    """What answers does not know the secret."""
+    """The process that answered does not know the secret."""
 
 
 def _load_sha256() -> Callable[..., Any]:
-    """Python's own SHA-256 unless OpenSSL's is loaded already, which would take an agent 10 ms at its start."""
+    """Return Python's own SHA-256 unless OpenSSL is loaded already: loading it takes 10 ms of an agent's start."""
     own = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
-    with contextlib.suppress(ImportError):  # which a Python may be built without
+    with contextlib.suppress(ImportError):  # Python may be built without this module
         return importlib.import_module("hashlib" if "_hashlib" in sys.modules else own).sha256  # type: ignore[no-any-return]
     return importlib.import_module("hashlib").sha256  # type: ignore[no-any-return]
 
@@ -70,7 +70,7 @@ class Mac:
         self._outer = _sha256(bytes(byte ^ 0x5C for byte in block))
 
     def sign(self, *parts: bytes) -> bytes:
-        """Compute the code of the parts, one after the other."""
+        """Compute the code of the concatenated parts."""
         inner, outer = self._inner.copy(), self._outer.copy()
         for part in parts:
             inner.update(part)
@@ -78,14 +78,14 @@ class Mac:
         return bytes(outer.digest())
 
     def check(self, code: bytes, *parts: bytes) -> bool:
-        """Is this the code of the parts? Takes equally long whatever differs."""
+        """Return whether `code` is the code of the parts, in a time that does not depend on which bytes differ."""
         return compare_digest(code, self.sign(*parts))
 
 
 class Session:
-    """The frames of one connection after its handshake: `seal` what is sent, `receive` what has come.
+    """Seals the frames that one connection sends after its handshake, and checks the frames that it receives.
 
-    accepted: this is the side that has accepted the connection.
+    accepted: True on the side that accepted the connection.
     """
 
     def __init__(self, key: bytes, *, accepted: bool) -> None:
@@ -96,7 +96,7 @@ class Session:
         self._header: tuple[bytes, int] | None = None
 
     def seal(self, kind: bytes, payload: bytes = b"") -> bytes:
-        """Build the next frame. kind: one byte. payload: at most LARGEST_PAYLOAD bytes."""
+        """Build the next frame to send. kind: one byte, the type. payload: at most LARGEST_PAYLOAD bytes."""
         number, header = _NUMBER.pack(self._sends, self._sent), _HEADER.pack(kind, len(payload))
         self._sent += 1
         return b"".join(
@@ -104,10 +104,10 @@ class Session:
         )
 
     def receive(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Take bytes as they come, and yield the frames (type, payload) that are complete.
+        """Add received bytes, and yield the frames (type, payload) that are complete.
 
-        Raises AuthenticationError for what the other side has not sent as the next frame. The connection is then to be
-        closed.
+        data: any number of bytes. Raises AuthenticationError if the bytes are not the next frame that the other side
+        sent; the caller must then close the connection.
         """
         self._data += data
         while True:
@@ -145,7 +145,7 @@ class Session:
 
 
 class Proven(NamedTuple):
-    """Whoever has connected knows the secret. rank: its own word. proof: to be sent back, before any frame."""
+    """A peer that has proven the secret. rank: as the peer states it. proof: bytes to send back before any frame."""
 
     rank: int
     proof: bytes
@@ -153,9 +153,11 @@ class Proven(NamedTuple):
 
 
 class Challenge:
-    """The accepting side of a handshake: send `nonce`, read ANSWER_BYTES, `check` them. Does no input or output.
+    """The accepting side of a handshake, which does no input or output itself.
 
-    purpose: what the connection is for, the same on both sides. rank: of this side; 0 where it has none.
+    The caller sends `nonce`, reads ANSWER_BYTES bytes and passes them to `check`.
+    purpose: the purpose of the connection, the same on both sides.
+    rank: the rank of this side; 0 if it has none.
     """
 
     def __init__(self, secret: bytes, purpose: bytes, rank: int = 0) -> None:
@@ -163,7 +165,7 @@ class Challenge:
         self.nonce = os.urandom(NONCE_BYTES)
 
     def check(self, answer: bytes) -> Proven | None:
-        """Judge the answer, ANSWER_BYTES of it; None for a stranger."""
+        """Check the answer, ANSWER_BYTES long; None if the peer does not know the secret."""
         (rank,) = _RANK.unpack(answer[: _RANK.size])
         theirs, code = answer[_RANK.size : -MAC_BYTES], answer[-MAC_BYTES:]
         parts = _list_parts(self.nonce, theirs, rank, self._rank)
@@ -175,10 +177,15 @@ class Challenge:
 
 
 def connect(connection: socket.socket, secret: bytes, purpose: bytes, rank: int = 0, peer: int = 0) -> Session:
-    """Shake hands on a blocking connection that this side has opened; it keeps its own time limit.
+    """Do the handshake on a blocking connection that this side has opened.
 
-    rank: of this side. peer: of the other one. Raises StrangerError if what answers does not know the secret, OSError
-    if it goes away or says nothing.
+    connection: a connected socket, which keeps its own time limit.
+    secret: the job's secret.
+    purpose: the purpose of the connection, the same on both sides.
+    rank: the rank of this side.
+    peer: the rank of the other side.
+    Raises StrangerError if the other side does not know the secret, OSError if it closes the connection or sends
+    nothing within the time limit.
     """
     theirs, ours = receive_exactly(connection, NONCE_BYTES), os.urandom(NONCE_BYTES)
     parts = _list_parts(theirs, ours, rank, peer)
@@ -192,10 +199,16 @@ def connect(connection: socket.socket, secret: bytes, purpose: bytes, rank: int 
 def open_connection(
     address: str, port: int, secret: bytes, purpose: bytes, rank: int = 0, *, timeout_s: float, tries: int = _TRIES
 ) -> tuple[socket.socket, Session]:
-    """Connect over TCP and shake hands; the socket is blocking, without a time limit.
+    """Connect over TCP and do the handshake; the returned socket is blocking, without a time limit.
 
-    Again if it was accepted and then dropped, which happens to whoever is slow while others wait for their turn.
-    timeout_s: of each step. Raises OSError, StrangerError among them.
+    address: host name or IP address.
+    port: TCP port.
+    secret: the job's secret.
+    purpose: the purpose of the connection, the same on both sides.
+    rank: the rank of this side.
+    timeout_s: limit of each step, in seconds.
+    tries: number of attempts; the accepting side drops a slow connection while others wait, so it is tried again.
+    Raises OSError, of which StrangerError is a subclass.
     """
     for left in reversed(range(tries)):
         connection = socket.create_connection((address, port), timeout=timeout_s)
@@ -213,7 +226,7 @@ def open_connection(
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read so many bytes. Raises OSError if the other side closes the connection before."""
+    """Read exactly `count` bytes. Raises OSError if the other side closes the connection before."""
     data = b""
     while len(data) < count:
         piece = connection.recv(count - len(data))

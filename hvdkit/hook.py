@@ -1,4 +1,4 @@
-"""End the whole job when one rank raises: under plain mpirun the others would wait for it for ever."""
+"""Ends the whole job when one rank raises; under plain mpirun the other ranks would wait for it forever."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from hvdkit.log import logger
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
-#: Called with the exception, before the job is ended.
+#: These are called with the exception before the job is ended.
 _last_calls: list[Callable[[BaseException], object]] = []
 _installed: _Hook | None = None
 _previous: _Hook | None = None
 
 
 def on_uncaught(call: Callable[[BaseException], object]) -> None:
-    """Have `call` called with an uncaught exception before the job is ended for it; it must return soon."""
+    """Register `call` to get an uncaught exception before the job is ended for it; `call` must return soon."""
     _last_calls.append(call)
 
 
 def install_exception_hook(rank: int | str, host: str, abort: Callable[[int], object] | None) -> None:
-    """Make an uncaught exception of the main thread show its traceback, with rank and host, and end the job.
+    """Install an exception hook that shows a traceback of the main thread, with rank and host, and ends the job.
 
-    rank: its number, or World.label.
-    abort: called with the exit status and ends all ranks, as MPI's Comm.Abort does; None where this process' own end is
-    enough, because hvdrun's agent or a scheduler then ends the others. The status is 1, or 130 for KeyboardInterrupt.
-    A hook of the program's own is called in place of the plain traceback; other threads are left alone.
+    rank: this rank's number, or World.label.
+    host: this rank's host name.
+    abort: called with the exit status, ends all ranks, as MPI's Comm.Abort does; None if the end of this process is
+    enough because hvdrun's agent or a scheduler then ends the others. The status is 1, or 130 for KeyboardInterrupt.
+    If the program has its own hook, that hook is called instead of writing the plain traceback. Exceptions of other
+    threads are not affected.
     Installing again replaces rank, host and abort.
     """
     global _installed, _previous
@@ -61,16 +63,16 @@ def install_exception_hook(rank: int | str, host: str, abort: Callable[[int], ob
 
 
 def uninstall_exception_hook() -> None:
-    """Put back the hook that was there before; nothing happens if none of ours is installed."""
+    """Restore the previous exception hook; do nothing if hvdkit's hook is not installed."""
     global _installed, _previous
-    # A hook put on top of ours since then may call ours, and is not ours to remove.
+    # A hook installed after ours may call ours, and we must not remove it.
     if _previous is not None and sys.excepthook is _installed:
         sys.excepthook = _previous
     _installed = _previous = None
 
 
 class _FoldedStack(traceback.StackSummary):
-    """Writes a line in place of several frames of hvdkit in a row; the frame that raised the exception is shown."""
+    """Replaces consecutive frames of hvdkit by one line; the frame that raised the exception is always shown."""
 
     def format(self, **options: Any) -> list[str]:
         lines = []
@@ -98,7 +100,7 @@ def _format(kind: type[BaseException], error: BaseException, where: TracebackTyp
 def _show(
     rank: int | str, host: str, kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
-    # torch.distributed's hook has what ours says written to memory, to show it later; but this process ends here.
+    # torch.distributed's hook redirects stderr to memory, to show it later; but this process ends here.
     stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
     # One write, so that the lines of several failing ranks do not mix.
     command = describing_command(kind)

@@ -15,34 +15,35 @@ from hvdkit.log import logger
 
 #: The rank has called init(), see announce_init(), and waits for the others.
 INIT = "coming"
-#: The rank has joined the others; is on its way to others, which takes all of them; its training is over; a checkpoint
-#: is on the disk.
+#: READY: the rank has joined the others. CHANGING: all ranks are changing to a new world. TRAINED: the rank's training
+#: has ended. CHECKPOINTED: a checkpoint is on the disk.
 READY, CHANGING, TRAINED, CHECKPOINTED = "ready", "changes", "over", "kept"
-#: The rank has ended without meeting others, see startup/site/hvdkit_lone_rank.py.
+#: The rank has ended without connecting to other ranks, see startup/site/hvdkit_lone_rank.py.
 LONE = "lone"
-#: With numbers: the sums of a rank, see announce_totals(). With a number and a name: see announce_value().
+#: TOTALS, with numbers: the sums of a rank, see announce_totals(). VALUE, with a number and a name: see
+#: announce_value().
 TOTALS, VALUE = "totals:", "value:"
-#: With a number: ranks that come with a smaller one are not waited for any more.
+#: With a number: the job does not wait any longer for new ranks with a smaller number.
 FIRST_AWAITED = "past:"
-#: From hvdrun. With a number: that rank will not come. With its name for MPI's launcher: that rank is gone.
+#: From hvdrun. FAILED, with a number: that rank will not come. LOST, with its name for MPI's launcher: that rank died.
 FAILED, LOST = "failed:", "lost:"
 
 _LARGEST_READ = 4096
-_MOST_IN_A_PART = 4 * 3000  # a bit for each rank, in a word that is read at once
+_MOST_IN_A_PART = 4 * 3000  # one bit for each rank, in hexadecimal digits of a message that one read returns
 
-#: What ranks that wait for a part of the job may have to be told.
+#: A hint for messages to ranks that wait for the other ranks of a part of the job.
 START_MPI = "every other process of the job must start MPI (`from mpi4py import MPI` does)"
 
 
 class _Listener:
-    """descriptor: that is listened to; -1 for none. handlers: by what a message begins with."""
+    """Receives hvdrun's messages. descriptor: the socket; -1 for none. handlers: by the prefix of their messages."""
 
     def __init__(self) -> None:
         self.descriptor = -1
         self.handlers: dict[str, Callable[[str], None]] = {}
 
     def run(self) -> None:
-        """Hand on what comes, until the agent is gone."""
+        """Pass messages to the handlers until the agent closes the socket."""
         held = b""
         while True:
             try:
@@ -56,7 +57,7 @@ class _Listener:
                 self.hear(word.decode(errors="replace"))
 
     def hear(self, word: str) -> None:
-        """Hand one word on."""
+        """Pass one message to the handlers of its prefix."""
         for kind, handle in list(self.handlers.items()):
             if word.startswith(kind):
                 handle(word[len(kind) :])
@@ -66,9 +67,9 @@ _listener = _Listener()
 
 
 class InitCall(NamedTuple):
-    """What a rank says that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s.
+    """The message of a rank that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s.
 
-    part: the ranks that it is to meet there, if those are not all.
+    part: the ranks that call init() together with it; empty for all ranks.
     """
 
     check_s: float
@@ -77,13 +78,16 @@ class InitCall(NamedTuple):
 
 
 def announce_init(check_s: float, shutdown_s: float, part: Collection[int] = ()) -> str:
-    """The word of a rank that calls init(). part: see InitCall; () for all ranks, or for what no word has room for."""
+    """Encode the message of a rank that calls init().
+
+    part: see InitCall; () for all ranks. It is left out if the list is too long for a message.
+    """
     members = f":{sum(1 << rank for rank in part):x}" if part and max(part) < _MOST_IN_A_PART else ""
     return f"{INIT}:{check_s:.3f}:{shutdown_s:.3f}{members}"
 
 
 def parse_init_call(word: str) -> InitCall | None:
-    """Read the word of a rank that calls init(); None for another word."""
+    """Parse the message of a rank that calls init(); None for any other message."""
     found = re.fullmatch(INIT + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})(?::([0-9a-f]{1,3000}))?", word, re.ASCII)
     if found is None:
         return None
@@ -94,7 +98,7 @@ def parse_init_call(word: str) -> InitCall | None:
 
 
 class Totals(NamedTuple):
-    """Sums of what a rank has done, see engine/observe/totals.py."""
+    """Sums over the rounds of a rank, see engine/observe/totals.py."""
 
     rounds: int
     waited_s: float
@@ -103,24 +107,24 @@ class Totals(NamedTuple):
     device_rounds: int = 0
 
     def since(self, before: Totals) -> Totals:
-        """What was added."""
+        """Return the differences between these sums and earlier ones."""
         rounds, device_rounds = self.rounds - before.rounds, self.device_rounds - before.device_rounds
         waited_s, samples = self.waited_s - before.waited_s, self.samples - before.samples
         return Totals(rounds, waited_s, self.nbytes - before.nbytes, samples, device_rounds)
 
     @property
     def known_wait_s(self) -> float:
-        """waited_s; nan where a GPU's stream has waited in some of the rounds."""
+        """Return waited_s; nan if a GPU's stream has waited in some of the rounds."""
         return math.nan if self.device_rounds else self.waited_s
 
 
 def announce_totals(totals: Totals) -> str:
-    """The word of a rank that tells its sums."""
+    """Encode the message with the sums of a rank."""
     return f"{TOTALS}{totals.rounds}:{totals.known_wait_s!r}:{totals.nbytes}:{totals.samples!r}"
 
 
 def parse_totals(word: str) -> Totals | None:
-    """Read the word of a rank that tells its sums; None for another word, and for one that is cut off."""
+    """Parse the message with the sums of a rank; None for any other message and for a truncated one."""
     parts = word.removeprefix(TOTALS).split(":")
     if not word.startswith(TOTALS) or len(parts) != 4:
         return None
@@ -131,12 +135,12 @@ def parse_totals(word: str) -> Totals | None:
 
 
 def announce_value(key: str, value: float) -> str:
-    """The word of rank 0 that tells a value which the script has logged."""
+    """Encode rank 0's message with a value that the script has logged."""
     return f"{VALUE}{value!r}:{quote(key, safe='')}"
 
 
 def parse_value(word: str) -> tuple[str, float] | None:
-    """Read the word of rank 0 that tells a logged value, as (key, value); None for another word."""
+    """Parse rank 0's message with a logged value, as (key, value); None for any other message."""
     number, colon, key = word.removeprefix(VALUE).partition(":")
     if not word.startswith(VALUE) or not colon or not key:
         return None
@@ -147,9 +151,11 @@ def parse_value(word: str) -> tuple[str, float] | None:
 
 
 def notify_launcher(word: str, place: str) -> None:
-    """Send a message to hvdrun; returns at once. place: the socket to the agent, as "descriptor:inode"; "" for none.
+    """Send a message to hvdrun; returns at once.
 
-    The inode tells it from what a process has open there that has inherited no more than the variable.
+    word: the message, without a line end.
+    place: the socket to the agent, as "descriptor:inode"; "" for none. The inode is compared because a process that
+    inherited only the variable may have another file open with this descriptor.
     """
     descriptor = _find(place)
     if descriptor < 0:
@@ -161,12 +167,12 @@ def notify_launcher(word: str, place: str) -> None:
 
 
 def on_message(kind: str, handle: Callable[[str], None]) -> None:
-    """Call `handle` with what follows `kind` in each message of hvdrun's from now on, in a thread of its own."""
+    """Register `handle` for hvdrun's messages that begin with `kind`; a thread calls it with the rest of each."""
     _listener.handlers[kind] = handle
 
 
 def listen_to_launcher(place: str) -> None:
-    """Begin to receive hvdrun's messages, if this process does not yet; returns at once. place: see notify_launcher."""
+    """Start to receive hvdrun's messages, once in a process; returns at once. place: see notify_launcher."""
     descriptor = _find(place)
     if descriptor < 0 or _listener.descriptor >= 0:
         return
@@ -175,7 +181,7 @@ def listen_to_launcher(place: str) -> None:
 
 
 def _find(place: str) -> int:
-    """The descriptor of the socket; -1 if it is not open here."""
+    """Return the descriptor of the socket; -1 if it is not open in this process."""
     descriptor, _, inode = place.partition(":")
     if not (descriptor.isdecimal() and inode.isdecimal()):
         return -1

@@ -1,11 +1,11 @@
-"""One logger for hvdkit, each line with its rank."""
+"""Configures hvdkit's logger, which writes the rank in each line."""
 
 from __future__ import annotations
 
 import logging
 
 logger = logging.getLogger("hvdkit")
-#: The handler that was added here, not by the program.
+#: The handler that hvdkit added; handlers of the program are not in this list.
 _own: list[logging.Handler] = []
 
 # Horovod's names beside Python's.
@@ -24,7 +24,7 @@ def configure_logging(level: str, rank: int | str | None = None) -> None:
     """Send hvdkit's messages of at least `level` to stderr, unless the program set up logging for hvdkit itself.
 
     level: trace, debug, info, warning, error, critical or fatal.
-    rank: shown in each line, a number or World.label; None for a process that is no rank. The last one counts.
+    rank: shown in each line, a number or World.label; None for a process that is not a rank. A later call replaces it.
     """
     logger.setLevel(_LEVELS[level])
     if not logger.handlers:

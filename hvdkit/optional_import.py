@@ -1,4 +1,4 @@
-"""Optional packages: import them where they are used, or say how to get them."""
+"""Imports optional packages where they are used, with an error that names the pip command if one is missing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def optional_import(module: str, extra: str = "", package: str = "hvdkit") -> Mo
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
-            raise  # there, but broken inside: its own message says more than ours
+            raise  # installed but broken: its own message is more precise than ours
         name = module.partition(".")[0]
         what = f"'{package}[{extra}]', in a clone '{_folder(package)}[{extra}]'" if extra else name
         raise MissingDependencyError(f"The package '{module}' is not installed. Run: pip install {what}") from None
 
 
 def _folder(package: str) -> str:
-    """The folder of a distribution in a clone."""
+    """Return the folder of a distribution in a clone of hvdkit."""
     return "." if package == "hvdkit" else f"./packages/{package.removeprefix('hvdkit-')}"

@@ -1,4 +1,4 @@
-"""Numbers that are written as ranges or with repeats: "0-3,8", "2(x3),1". The agent loads this file too."""
+"""Parses numbers written as ranges or with repeats: "0-3,8", "2(x3),1". The agent loads this file too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,5})\))?", re.ASCII)
 
 
 class TooManyNumbersError(ValueError):
-    """More numbers are written than there may be."""
+    """The text has more numbers than the limit."""
 
 
 def split_range(item: str) -> tuple[str, str]:
@@ -21,9 +21,10 @@ def split_range(item: str) -> tuple[str, str]:
 
 
 def read_ranges(text: str, most: int = 10**6) -> list[int]:
-    """Read "0-3,8", in its order. most: numbers.
+    """Parse numbers and ranges like "0-3,8", in their order.
 
-    Raises ValueError, which names the item, for what has another form and for descending ranges.
+    most: the largest number of numbers. Raises ValueError, which names the item, for any other form and for descending
+    ranges.
     """
     numbers: list[int] = []
     for item in text.split(","):
@@ -37,9 +38,9 @@ def read_ranges(text: str, most: int = 10**6) -> list[int]:
 
 
 def read_counts(text: str, most: int = 10**6) -> list[int]:
-    """Read Slurm's counts: "2(x3),1" is three nodes with two tasks, then one with one. most: nodes.
+    """Parse Slurm's counts: "2(x3),1" is three nodes with two tasks each, then one node with one task.
 
-    Raises ValueError for what has another form.
+    most: the largest number of nodes. Raises ValueError for any other form.
     """
     counts: list[int] = []
     for item in filter(None, text.split(",")):

@@ -1,4 +1,4 @@
-"""How a setting is described, and the parsers of its text."""
+"""Describes settings, and parses and checks their values."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """A parser that accepts these names only, in any case; ValueError for anything else."""
+    """A parser that accepts only these names, in any case, and raises ValueError for other text."""
 
     names: tuple[str, ...]
 
     def __call__(self, text: str) -> str:
-        """Return the name that the text is."""
+        """Return the name that equals the text, in lower case."""
         word = text.strip().lower()
         if word not in self.names:
             raise ValueError(f"use one of {', '.join(self.names)}")
         return word
 
 
-#: Type of a setting's default -> the types that its value may have, and their name.
+#: Type of a setting's default -> the types that its value may have, and their description in messages.
 _KINDS: dict[type, tuple[Any, str]] = {
     bool: ((numbers.Integral,), "True or False"),
     int: ((numbers.Integral,), "a whole number"),
@@ -59,7 +59,13 @@ _KINDS: dict[type, tuple[Any, str]] = {
 
 
 def find_problem(name: str, value: Any, default: Any, metadata: Mapping[str, Any]) -> str:
-    """Say what is wrong with the value of a setting; "" if nothing is. metadata: of its field; see setting()."""
+    """Describe the problem with the value of a setting; "" if it is valid.
+
+    name: the setting's name.
+    value: the value to check.
+    default: the setting's default, which determines the type.
+    metadata: the metadata of its field, see setting().
+    """
     parse, least, most = metadata["parse"], metadata["least"], metadata["most"]
     types, kind = _KINDS[type(default)]
     if isinstance(parse, Choice) and value not in parse.names:
@@ -73,9 +79,9 @@ def find_problem(name: str, value: Any, default: Any, metadata: Mapping[str, Any
 
 
 def read_arguments(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that keyword arguments give: none for None, and 64e6 is a whole number too.
+    """Return the settings that keyword arguments give; None gives no setting, and 64e6 counts as a whole number.
 
-    values: of all settings without the arguments. Raises TypeError for an argument that is no setting.
+    values: the values of all settings without the arguments. Raises TypeError for an argument that is not a setting.
     """
     check_names(arguments, values)
     given = {name: value for name, value in arguments.items() if value is not None}
@@ -98,9 +104,10 @@ def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
 
 
 def find_misspelt(variables: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Find HVDKIT_ variables that name no setting but resemble one; returns the setting's variable for each.
+    """Find HVDKIT_ variables that are no setting's but resemble one; returns the setting's variable for each.
 
-    names: of the settings. Variables that resemble none are left out: hvdrun and a cluster's modules have their own.
+    names: the names of the settings. Variables that resemble no setting are left out, because hvdrun and a cluster's
+    modules have variables of their own.
     """
     prefix, known = "HVDKIT_", [name.upper() for name in names]
     found = {}
@@ -115,7 +122,7 @@ def find_misspelt(variables: Iterable[str], names: Iterable[str]) -> dict[str, s
 
 
 def choice(*names: str) -> Choice:
-    """Make a parser that accepts these names only."""
+    """Make a parser that accepts only these names."""
     return Choice(names)
 
 
@@ -134,10 +141,16 @@ def setting(
 ) -> Any:
     """Describe a field of Config.
 
+    default: the field's default.
     parse: turns the variable's text into the value; raises ValueError with the accepted values.
-    horovod: Horovod's variable of the same meaning and unit. disable: Horovod's variable that sets the field to 0.
-    flag: the option of hvdrun that sets it; "" for none. secret: the value is never shown.
-    least, most: the bounds of a number, which must be finite. metavar: the value's name in the help.
+    help: the meaning, for the help of hvdrun's option and for `hvdkit doctor --settings`.
+    horovod: Horovod's variable of the same meaning and unit; "" for none.
+    disable: Horovod's variable that sets the field to 0; "" for none.
+    flag: the option of hvdrun that sets it; "" for none.
+    secret: the value is never shown.
+    least: the lower bound of a number, which must be finite; None for no bounds.
+    most: the upper bound of a number.
+    metavar: the value's name in the help.
     """
     metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag, "secret": secret}
     return field(default=default, metadata={**metadata, "least": least, "most": most, "metavar": metavar})
@@ -161,5 +174,5 @@ class Setting:
 
     @property
     def shown(self) -> Any:
-        """The value, unless it is secret."""
+        """Return the value to show, which hides a secret."""
         return "(not shown)" if self.secret and self.value else self.value

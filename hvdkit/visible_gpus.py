@@ -1,4 +1,4 @@
-"""The GPUs that CUDA_VISIBLE_DEVICES shows to a process, by the rules of CUDA and of torch.cuda."""
+"""Finds the GPUs that CUDA_VISIBLE_DEVICES shows to a process, by the rules of CUDA and of torch.cuda."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import NamedTuple
 
 
 class VisibleGpu(NamedTuple):
-    """word: in the variable. number: among the host's GPUs in CUDA's order; None for a MIG instance or unknown GPUs."""
+    """A GPU that a process sees.
+
+    word: its word in the variable. number: its number among the host's GPUs in CUDA's order; None for a MIG instance,
+    or if the host's GPUs are unknown.
+    """
 
     word: str
     number: int | None
 
 
 class VisibleGpus(NamedTuple):
-    """gpus: in the order in which CUDA numbers them. invalid: the word that ends the list. repeated: named twice."""
+    """The GPUs that a process sees.
+
+    gpus: in the order in which CUDA numbers them. invalid: the invalid word that ends the list; None if there is none.
+    repeated: the word of a GPU that is named twice; None if there is none.
+    """
 
     gpus: tuple[VisibleGpu, ...]
     invalid: str | None = None
@@ -23,10 +31,10 @@ class VisibleGpus(NamedTuple):
 
 
 def read_visible(variable: str | None, uuids: Sequence[str] | None) -> VisibleGpus:
-    """Read CUDA_VISIBLE_DEVICES: an invalid word ends the list, and with a GPU named twice there is none.
+    """Parse CUDA_VISIBLE_DEVICES: an invalid word ends the list, and a GPU named twice makes the list empty.
 
-    variable: None if it is not set. uuids: of the host's GPUs in CUDA's order, "" where unknown; None if it is not
-    known which GPUs there are.
+    variable: the variable's value; None if it is not set. uuids: the UUIDs of the host's GPUs in CUDA's order, "" for
+    an unknown UUID; None if the host's GPUs are unknown.
     """
     if variable is None:
         return VisibleGpus(tuple(VisibleGpu(str(number), number) for number in range(len(uuids or ()))))

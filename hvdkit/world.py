@@ -1,6 +1,6 @@
-"""Who am I: rank and size as the launcher told them, and whether the MPI library agrees.
+"""Reads rank and size from the launcher's variables, and checks that the MPI library agrees.
 
-A launcher is a table of our word -> its variables. A new launcher is a new table.
+A launcher is a table from our words to its variables. A new launcher is a new table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from hvdkit.ranges import TooManyNumbersError, read_counts
 
 @dataclass(frozen=True)
 class World:
-    """This process among all ranks of the job, or of the part of it that is a world of its own.
+    """This process's position among the ranks of the world, which is the whole job or a part of it.
 
-    size: 0 where the launcher does not tell (PMIx alone): MPI then does.
-    local_rank, local_size: among the ranks of this host. cross_rank, cross_size: among the ranks of the same
-    local_rank, one a host. All four are None where the launcher does not tell; `complete_world` fills them in.
-    launcher: the name of the table that the variables matched; "none" for a process that nobody launched.
-    homogeneous: have all hosts as many ranks? None until `complete_world`.
-    job_ranks: of a part of the job, by rank in it, its ranks in MPI_COMM_WORLD; () where all of the job is the world.
+    rank: this process's number in the world, from 0.
+    size: the number of ranks; 0 if the launcher does not set it (PMIx alone), and then MPI supplies it.
+    local_rank: the number among the ranks of this host; None if the launcher does not set it.
+    local_size: the number of ranks of this host; None as above.
+    cross_rank: the number among the ranks with the same local_rank, of which a host has one; None as above.
+    cross_size: the number of ranks with the same local_rank; None as above.
+    host: this host's name.
+    launcher: the name of the table that the variables matched; "none" for a process without a launcher.
+    homogeneous: all hosts have the same number of ranks; None until `complete_world`, which fills in all None values.
+    job_ranks: the ranks in MPI_COMM_WORLD of the world's ranks, in order; () if the world is the whole job.
     """
 
     rank: int
@@ -40,22 +44,22 @@ class World:
 
     @property
     def label(self) -> str:
-        """This rank's number for messages, in a part of the job with its number there: "1 (job rank 3)"."""
+        """Return this rank's number for messages; if the world is a part of the job, as "1 (job rank 3)"."""
         return label_rank(self.rank, self.job_rank)
 
     @property
     def job_rank(self) -> int | None:
-        """This rank's number in MPI_COMM_WORLD, where only a part of the job is the world; else None."""
+        """Return this rank's number in MPI_COMM_WORLD if the world is a part of the job; else None."""
         return self.job_ranks[self.rank] if self.job_ranks else None
 
 
 def label_rank(rank: int, job_rank: int | None) -> str:
-    """A rank's number for messages. job_rank: see World."""
+    """Return a rank's number for messages. job_rank: see World."""
     return str(rank) if job_rank is None else f"{rank} (job rank {job_rank})"
 
 
 def describe_death(rank: int, host: str, job_rank: int | None = None) -> str:
-    """Say that a process ended without a word. rank: in the whole world. job_rank: see World."""
+    """Describe the death of a process. rank: its number in the whole world. job_rank: see World."""
     return (
         f"Rank {label_rank(rank, job_rank)} on host {host} has died (killed, crashed or out of memory). See its "
         "output, or the system log of that host, for the cause."
@@ -63,10 +67,7 @@ def describe_death(rank: int, host: str, job_rank: int | None = None) -> str:
 
 
 def describe_leaving(rank: int, host: str, waiting: int, job_rank: int | None = None) -> str:
-    """Say that a rank has shut hvdkit down while another one waits for it.
-
-    waiting: the rank that waits. job_rank: see World.
-    """
+    """Describe a rank that has shut hvdkit down while the rank `waiting` waits for it. job_rank: see World."""
     return (
         f"Rank {label_rank(rank, job_rank)} on host {host} has shut hvdkit down (or reached the end of its script) "
         f"while rank {waiting} still waits for it. Give every rank the same number of steps; if the "
@@ -74,9 +75,9 @@ def describe_leaving(rank: int, host: str, waiting: int, job_rank: int | None = 
     )
 
 
-# Launchers nest, and the inner one counts, so it stands first: torchrun may be started by mpirun or srun, and mpirun in
-# a Slurm job starts its daemons with srun, so that its ranks see SLURM_PROCID=0 and SLURM_NTASKS=1 of the daemon.
-# Where a word has several variables the first one that is set counts.
+# Launchers nest, and the inner launcher counts, so it comes first: mpirun or srun may start torchrun, and mpirun in a
+# Slurm job starts its daemons with srun, so that its ranks see SLURM_PROCID=0 and SLURM_NTASKS=1 of the daemon.
+# If a word has several variables, the first that is set counts.
 _LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
     "horovodrun": {
         "rank": ("HOROVOD_RANK",),
@@ -139,17 +140,18 @@ _LAUNCHERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-#: hvdrun gives its ranks torchrun's variables with a TORCHELASTIC_RUN_ID that begins with this, and horovodrun's but
-#: for the second, by which its ranks meet. Their launcher is still the one through which hvdrun has started them.
+#: hvdrun gives its ranks torchrun's variables, with a TORCHELASTIC_RUN_ID that begins with HVDRUN_RUN_ID, and
+#: horovodrun's variables except HOROVODRUN_STORE, the address at which horovodrun's ranks connect. The launcher of
+#: these ranks is still the launcher through which hvdrun has started them.
 HVDRUN_RUN_ID = "hvdrun-"
 HOROVODRUN_STORE = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 
-#: Launchers that start no MPI, however many are at work around them.
+#: Launchers that do not start MPI, even if an MPI launcher started them.
 WITHOUT_MPI = frozenset({"horovodrun", "torchrun"})
 
 _MAY_OMIT_SIZE = frozenset({"pals", "pmix"})
 
-#: Slurm numbers what are not steps of ranks (batch, extern, interactive) from here.
+#: Slurm's steps from this number on (batch, extern, interactive) are not steps of ranks.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 _MOST_SLURM_NODES = 65536
@@ -192,11 +194,11 @@ _CURES: dict[str, str] = {
 
 
 def read_world(environ: Mapping[str, str] | None = None) -> World:
-    """Read who this process is from the variables of whatever launched it.
+    """Read this process's rank, size and host from the launcher's variables.
 
-    environ: the variables; this process's own if None.
+    environ: the variables; those of this process if None.
     Values that the launcher leaves out are derived where they follow (one host, or one rank), else None.
-    Raises WorldError naming every variable whose value cannot be.
+    Raises WorldError that names every variable with an impossible value.
     """
     variables = {name: value for name, value in (os.environ if environ is None else environ).items() if value}
     launcher = _find_launcher(variables)
@@ -214,7 +216,7 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
         )
     host = next((variables[name] for name in table.get("host", ()) if name in variables), None)
     rank, size = numbers["rank"], numbers["size"] or 0
-    assert rank is not None  # its variable is what the launcher was found by
+    assert rank is not None  # _find_launcher() found the launcher by this variable
     local_rank, local_size = numbers.get("local_rank"), numbers.get("local_size")
     cross_rank, cross_size = numbers.get("cross_rank"), numbers.get("cross_size")
     if size == 1 or cross_size == 1:
@@ -225,20 +227,20 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
 
 
 def under_agent(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether hvdrun's agent stands above this process and ends the job when it fails."""
+    """Return whether hvdrun's agent started this process and ends the job when it fails."""
     return (os.environ if environ is None else environ).get("HVDKIT_AGENT") == "1"
 
 
 def read_job(environ: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """The name of hvdrun's job that this process is part of, and the host of hvdrun; ("", "") without hvdrun."""
+    """Return the name of this process's hvdrun job and the host of hvdrun; ("", "") without hvdrun."""
     name, _, host = (os.environ if environ is None else environ).get("HVDKIT_JOB", "").partition("@")
     return name, host
 
 
 def parse_slurm_counts(text: str) -> list[int]:
-    """Write out Slurm's counts: "2(x3),1" is three nodes with two tasks, then one with one.
+    """Parse Slurm's counts: "2(x3),1" is three nodes with two tasks each, then one node with one task.
 
-    Raises ValueError with what to say after the variable.
+    Raises ValueError with a text that continues a message after the variable's name and value.
     """
     try:
         return read_counts(text, _MOST_SLURM_NODES)
@@ -260,7 +262,7 @@ def complete_world(
     homogeneous: bool,
     job_ranks: Sequence[int] = (),
 ) -> World:
-    """Replace what the launcher told, or left out, by what the MPI library itself answers."""
+    """Return `world` with these fields, found among the connected ranks, in place of the launcher's; see World."""
     return replace(
         world,
         rank=rank,
@@ -275,10 +277,10 @@ def complete_world(
 
 
 def check_world(world: World, mpi_size: int, mpi_library: str) -> None:
-    """Compare the launcher's number of tasks with the size that MPI found.
+    """Check that the launcher's number of tasks equals the size that MPI found.
 
-    mpi_library: MPI's own description of itself, of any length.
-    Raises WorldError with both and the cure.
+    mpi_library: MPI's own description of its library, of any length.
+    Raises WorldError with both numbers and the cure.
     """
     if world.launcher == "none" or world.size in (0, mpi_size):
         return
@@ -299,41 +301,41 @@ def _find_launcher(variables: Mapping[str, str]) -> str:
         named = any(name in variables for name in table["rank"])
         if named and (launcher not in _APPLIES or _APPLIES[launcher](variables)):
             return launcher
-    # Without the address of their store the ranks of horovodrun cannot meet, and init() raises an error. Below a rank
-    # of hvdrun's the numbers are that rank's.
+    # Without the address of their store the ranks of horovodrun cannot connect, and init() raises an error. In a child
+    # process of a rank of hvdrun's the numbers are that rank's.
     lost = "HOROVOD_RANK" in variables and not has_hvdruns_torch_variables(variables)
     return "horovodrun" if lost else "none"
 
 
 def has_master_address() -> bool:
-    """Is MASTER_ADDR or MASTER_PORT set, by which torch.distributed's ranks find each other?"""
+    """Return whether MASTER_ADDR or MASTER_PORT is set, by which torch.distributed's ranks find each other."""
     return any(name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def has_hvdruns_torch_variables(variables: Mapping[str, str]) -> bool:
-    """Tell whether the variables of torchrun are hvdrun's; not below a torchrun that a rank of hvdrun's has started."""
+    """Return whether hvdrun, not a torchrun that a rank of hvdrun's has started, has set torchrun's variables."""
     return variables.get("TORCHELASTIC_RUN_ID", "").startswith(HVDRUN_RUN_ID)
 
 
 def name_as_horovodrun(words: Mapping[str, int | str]) -> dict[str, str]:
-    """Name the words of a World that are given, with their values, as horovodrun does for its ranks."""
+    """Return the given words of a World, with their values, under the names of horovodrun's variables."""
     return {_LAUNCHERS["horovodrun"][word][0]: str(value) for word, value in words.items()}
 
 
 def is_torchrun(variables: Mapping[str, str]) -> bool:
-    """Tell whether torchrun has set these variables."""
+    """Return whether torchrun has set these variables."""
     named = "TORCHELASTIC_RUN_ID" in variables or "GROUP_RANK" in variables
     return named and not has_hvdruns_torch_variables(variables)
 
 
 def is_slurm_step(variables: Mapping[str, str]) -> bool:
-    """Tell whether this is a task of a Slurm step; a batch script is not, though it has a SLURM_PROCID."""
+    """Return whether this is a task of a Slurm step; a batch script is not, though it has a SLURM_PROCID."""
     step = variables.get("SLURM_STEP_ID", "")
     return step != "" and not (step.isdecimal() and len(step) < 20 and int(step) >= _FIRST_SPECIAL_STEP)
 
 
 def _is_hydra(variables: Mapping[str, str]) -> bool:
-    # srun --mpi=pmi2 sets PMI_RANK too, equal to Slurm's own; Hydra inside a Slurm job tells the local rank itself.
+    # srun --mpi=pmi2 sets PMI_RANK too, equal to Slurm's own; Hydra inside a Slurm job sets the local rank itself.
     same = (variables["PMI_RANK"], variables.get("PMI_SIZE")) == (
         variables.get("SLURM_PROCID"),
         variables.get("SLURM_STEP_NUM_TASKS", variables.get("SLURM_NTASKS")),
@@ -389,7 +391,7 @@ def _check_numbers(
 
 
 def _slurm_local_size(variables: Mapping[str, str], node: int | None) -> int | None:
-    """Tasks on this node."""
+    """Return the number of tasks on this node; None if unknown."""
     text = variables.get("SLURM_STEP_TASKS_PER_NODE", "")
     try:
         counts = parse_slurm_counts(text)

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: written in a thread beside training, whole or absent, the newest kept; no framework here."""
+"""Checkpoints on disk, without a framework: a thread writes them during training, atomically, and keeps the newest."""

@@ -14,14 +14,14 @@ from hvdkit.engine.reduce_op import Max
 from hvdkit.transport.buffer import Buffer
 
 _EVERY_S = 0.5
-_MOST_STEPS = 32  # steps may become slower all at once
+_MOST_STEPS = 32  # because steps may suddenly become slower
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks do after this step.
+    """The action of all ranks after this step.
 
-    signal: number of the signal that `rank` received; 0 for none. save: is a checkpoint due?
+    signal: number of the signal that `rank` received; 0 for none. save: a checkpoint is due.
     """
 
     signal: int
@@ -30,10 +30,10 @@ class Agreed:
 
 
 class Agreement:
-    """Counts steps up to the next allreduce of what the ranks know; the same step on every rank.
+    """Counts steps up to the next allreduce of signals and due checkpoints, which is in the same step on every rank.
 
-    Rank 0 chooses that step in each allreduce, by the time that steps take, so that one comes about every 0.5 s. After
-    a new init() the count begins anew.
+    In each allreduce rank 0 chooses the step of the next, from the duration of steps, so that an allreduce comes about
+    every 0.5 s. After a new init() the count starts again.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Agreement:
         self._since_s: float | None = None  # the duration of a step is not known before the second one
 
     def is_due(self) -> bool:
-        """Count a step; do all ranks call ask() after it?"""
+        """Count a step; return whether all ranks must call ask() after it."""
         world = engine.runtime("Checkpoints.step()")
         if world is not self._world:
             self._world = world
@@ -54,7 +54,7 @@ class Agreement:
         return self._taken >= self._due
 
     def ask(self, signal: int, save: bool) -> Agreed:
-        """Agree; collective. signal: that this rank received. save: is a checkpoint due? Only that of rank 0 counts."""
+        """Agree; collective. signal: received by this rank; 0 for none. save: a checkpoint is due; used on rank 0."""
         group = global_process_set.group("Checkpoints.step()")
         rank, size = group.transport.rank, group.transport.size
         now = time.monotonic()
@@ -70,5 +70,5 @@ class Agreement:
 
 
 def steps_between(step_s: float) -> int:
-    """How many steps of `step_s` seconds come before the next agreement."""
+    """Return the number of steps of `step_s` seconds until the next agreement."""
     return max(1, min(_MOST_STEPS, int(_EVERY_S / max(step_s, 1e-6))))

@@ -1,4 +1,4 @@
-"""Variables as arrays in an .npz file: read without executing code, and only where names, dtypes and shapes fit."""
+"""Saves variables as arrays in an .npz file, and reads it without executing code, if names, dtypes and shapes match."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _FILE = "arrays.npz"
 
 
 class SavedVariables:
-    """A fixed list of variables, with a copy of their values in memory; a Handler of elastic.state too.
+    """A fixed list of variables, with a copy of their values in memory; also a Handler of elastic.state.
 
-    owner: whose they are, for errors. list_variables: each has assign(). view: a variable's values, which are copied at
-    once. broadcast: overwrites variables on all ranks with those of a rank; collective.
+    owner: name of the variables' owner, for errors.
+    list_variables: returns the variables, each of which has assign().
+    view: returns a variable's values, which are copied at once.
+    broadcast: overwrites variables on all ranks with the values of a rank; collective.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class SavedVariables:
         self._saved = [np.array(view(variable)) for variable in list_variables()]
 
     def save(self) -> None:
-        """Copy the values, into the memory of the last copy."""
+        """Copy the values to the memory of the last copy."""
         for copy, variable in zip(self._saved, self.variables(), strict=True):
             np.copyto(copy, self._view(variable))
 
@@ -47,16 +49,16 @@ class SavedVariables:
         self._broadcast(self.variables(), 0)
 
     def arrays(self) -> Sequence[Array]:
-        """The copy."""
+        """Return the copy."""
         return self._saved
 
     def assign(self, arrays: Sequence[Array]) -> None:
-        """Overwrite the variables."""
+        """Overwrite the variables with these values."""
         for variable, value in zip(self.variables(), arrays, strict=True):
             variable.assign(value)
 
     def variables(self) -> Sequence[Any]:
-        """The variables. Raises ValueError if there are more or fewer than there were at first."""
+        """Return the variables. Raises ValueError if their number has changed since the creation of this object."""
         variables = self._list_variables()
         if len(variables) != len(self._saved):
             raise ValueError(
@@ -68,7 +70,7 @@ class SavedVariables:
 
 
 class CheckpointableArrays:
-    """Named lists of variables; see Checkpointable. framework: its name and version."""
+    """See Checkpointable: named lists of variables. framework: its name and version."""
 
     files: Sequence[str] = (_FILE,)
 
@@ -81,7 +83,7 @@ class CheckpointableArrays:
         return {name: variables.arrays() for name, variables in self._things.items()}
 
     def collect(self) -> None:
-        """See Checkpointable.collect; every rank has all of it."""
+        """See Checkpointable.collect; it does nothing, because every rank has all variables."""
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
         arrays = {name: [array.copy() for array in values] for name, values in self._arrays().items()}
@@ -100,7 +102,7 @@ class CheckpointableArrays:
         return {name: digest_of(values) for name, values in self._arrays().items()}
 
     def record(self, samples: int | None) -> None:
-        """See Checkpointable.record; there is no sampler."""
+        """See Checkpointable.record; it does nothing, because no sampler is saved."""
 
     def read_random(self) -> dict[str, Any]:
         """See Checkpointable.read_random; this framework's generators are not saved."""
@@ -110,11 +112,11 @@ class CheckpointableArrays:
         """See Checkpointable.set_random."""
 
     def settle(self) -> None:
-        """See Checkpointable.settle; steps have ended here when they return."""
+        """See Checkpointable.settle; it does nothing, because no step is asynchronous."""
 
 
 def digest_of(arrays: Sequence[Array]) -> str:
-    """A hash of arrays, with their dtypes and shapes."""
+    """Return a hash of arrays, including their dtypes and shapes."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
@@ -129,9 +131,9 @@ def write_arrays(path: Path, arrays: Mapping[str, Sequence[Array]]) -> None:
 
 
 def read_arrays(path: Path, like: Mapping[str, Sequence[Array]]) -> dict[str, list[Array]]:
-    """Read what write_arrays() has written. like: the names, dtypes and shapes that the file must have.
+    """Read a file of write_arrays(). like: arrays with the names, dtypes and shapes that the file must have.
 
-    Raises ValueError for a file that has others, before memory is allocated for its data, or is no .npz file.
+    Raises ValueError, before it allocates memory for data, for a file that differs from `like` or is no .npz file.
     """
     arrays = {f"{name}.{at}": array for name, values in like.items() for at, array in enumerate(values)}
     try:
@@ -152,16 +154,16 @@ def read_arrays(path: Path, like: Mapping[str, Sequence[Array]]) -> dict[str, li
 
 
 def _plain(array: Array) -> Array:
-    """The same bits in a dtype of numpy's own."""
+    """Return the same bits in one of numpy's own dtypes."""
     return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
 
 
 def _check_header(archive: zipfile.ZipFile, name: str, like: Array) -> None:
-    """Raise ValueError if the header of an entry announces another dtype or shape: nothing is allocated for it then."""
+    """Raise ValueError if the header of an entry has another dtype or shape, before memory is allocated for it."""
     with archive.open(f"{name}.npy") as file:
         try:
             version = np.lib.format.read_magic(file)
-            if version != (1, 0):  # which numpy writes for every plain dtype
+            if version != (1, 0):  # the version that numpy writes for every plain dtype
                 raise ValueError(f"its .npy version is {version}")
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         except ValueError as error:

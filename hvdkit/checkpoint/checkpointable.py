@@ -8,43 +8,43 @@ from typing import Any, Protocol
 
 
 class Checkpointable(Protocol):
-    """Named models, optimizers, samplers of one framework.
+    """Named models, optimizers and samplers of one framework.
 
-    files: that copy()'s result writes. framework: its name and version.
+    files: names of the files that the result of copy() writes. framework: its name and version.
     """
 
     files: Sequence[str]
     framework: str
 
     def collect(self) -> None:
-        """Bring to rank 0 what is divided among the ranks, for its copy(); collective."""
+        """Gather sharded state on rank 0, for its copy(); collective."""
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
-        """Copy the state now; returns what writes the copy into the folder, and may run in another thread.
+        """Copy the state now; return a function, for any thread, that writes the copy to the folder.
 
-        during_epoch: False after the last step of an epoch.
+        folder: the folder to write to. during_epoch: False after the last step of an epoch.
         """
 
     def read(self, folder: Path) -> None:
-        """Load the files of the folder on this rank. They are not trusted: no code of theirs is executed."""
+        """Load the files of the folder on this rank. The files are not trusted: no code in them is executed."""
 
     def share(self) -> None:
         """Broadcast the state of rank 0; collective."""
 
     def digests(self) -> Mapping[str, str]:
-        """A hash of each object's state, by its name: equal on ranks whose state is equal."""
+        """Return a hash of each object's state by its name; hashes are equal on ranks whose states are equal."""
 
     def record(self, samples: int | None) -> None:
-        """Count samples that this rank has trained on in the last step. None: the caller does not know.
+        """Count the samples of this rank's last step. samples: None if the caller does not know the number.
 
-        Raises ValueError for None where a sampler's position is saved.
+        Raises ValueError for None if a sampler's position is saved.
         """
 
     def read_random(self) -> dict[str, Any]:
-        """The state of the framework's random generators on this rank, as JSON."""
+        """Return the state of the framework's random generators on this rank, as JSON."""
 
     def set_random(self, state: dict[str, Any]) -> None:
         """Set the generators to a state of read_random()."""
 
     def settle(self) -> None:
-        """Wait for asynchronous steps to end; collectives follow."""
+        """Wait until asynchronous steps have ended, because collectives follow."""

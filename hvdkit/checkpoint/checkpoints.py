@@ -1,4 +1,4 @@
-"""Checkpoints during training: saved at intervals, and when the job is asked to end."""
+"""Saves checkpoints during training, at intervals and when the job must end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.errors import CheckpointError
 from hvdkit.log import logger
 
-#: What other libraries call the options: Keras, TensorFlow, Lightning, Ignite, Transformers.
+#: Names of the options in other libraries: Keras, TensorFlow, Lightning, Ignite, Transformers.
 _OTHER_NAMES = {
     **dict.fromkeys(
         ("save_freq", "checkpoint_interval", "save_interval", "interval", "save_every", "period"), "every_s"
@@ -29,7 +29,7 @@ _OPTIONS = {"every_s": "the seconds between two checkpoints", "keep": "the numbe
 
 
 def refuse_options(values: Mapping[str, Any]) -> None:
-    """Raise TypeError for a value whose name is a misspelt option's, or another library's: it would only be saved."""
+    """Raise TypeError for a value with the name of a misspelt or another library's option: it would only be saved."""
     for name, value in values.items():
         meant = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, _OPTIONS, 1, 0.77)), "")
         if meant:
@@ -40,7 +40,15 @@ def refuse_options(values: Mapping[str, Any]) -> None:
 
 
 class TrainingCheckpoints(Store):
-    """The base class of the adapters' Checkpoints. every_s: least number of seconds between checkpoints."""
+    """The base class of the adapters' Checkpoints.
+
+    directory: the directory of checkpoints.
+    state: the objects to save.
+    values: see Store.
+    every_s: smallest number of seconds between two checkpoints.
+    keep: see CheckpointDirectory.
+    Raises TypeError as refuse_options() does, ValueError as Store does.
+    """
 
     def __init__(
         self,
@@ -81,7 +89,7 @@ class TrainingCheckpoints(Store):
 
     def _try_to_save(self) -> None:
         with contextlib.suppress(CheckpointError):
-            self.wait()  # for the one before, which has logged its error
+            self.wait()  # for the previous checkpoint, whose error has been logged
         try:
             self._save(during_epoch=True)
         except CheckpointError as error:  # on rank 0

@@ -1,4 +1,4 @@
-"""The directory of checkpoints: each is a numbered folder, which appears as a whole by a rename."""
+"""The directory of checkpoints: each is a numbered folder, which is created atomically by a rename."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from hvdkit.checkpoint.manifest import find_flaw, sync_folder, write_manifest
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
-#: A folder that is being written or removed: host, process and a number.
+#: Name of a folder that is being written or removed, with host, process and a number.
 _TEMPORARY = re.compile(r"\.hvdkit-(?P<host>.+)-(?P<process>\d+)-\d+")
-#: Folders of other hosts, whose processes cannot be asked, are removed when nothing in them has changed for so long.
+#: Folders of processes on other hosts, which cannot be checked, are removed if nothing in them has changed for so long.
 _ABANDONED_S = 3600.0
 
 
 class CheckpointDirectory:
-    """Checkpoints in the folder `path`, to which one job at a time writes; created with the first of them.
+    """The checkpoints in the folder `path`, to which one job at a time writes; the first checkpoint creates it.
 
-    keep: number of whole checkpoints that are left when a new one is written.
+    keep: number of whole checkpoints that are kept after a new checkpoint is written.
     """
 
     def __init__(self, path: str | os.PathLike[str], keep: int = 3) -> None:
@@ -34,7 +34,7 @@ class CheckpointDirectory:
         self._count = 0
 
     def numbers(self) -> list[int]:
-        """Of all checkpoints, whole or not, the newest first."""
+        """Return the numbers of all checkpoints, whole or damaged, newest first."""
         try:
             matches = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
         except FileNotFoundError:
@@ -42,13 +42,13 @@ class CheckpointDirectory:
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def folder(self, number: int) -> Path:
-        """The folder of a checkpoint."""
+        """Return the folder of a checkpoint."""
         return self.path / f"checkpoint-{number:06}"
 
     def newest_whole(self, names: Iterable[str], skipped: Callable[[Path, str], object]) -> int | None:
-        """The newest checkpoint that is whole, with these files; None if there is none.
+        """Return the number of the newest whole checkpoint with these files; None if there is none.
 
-        skipped: called for each newer one that is not whole, with its folder and what is wrong with it.
+        skipped: called for each newer damaged checkpoint, with its folder and its flaw.
         """
         for number in self.numbers():
             flaw = find_flaw(self.folder(number), names)
@@ -58,7 +58,7 @@ class CheckpointDirectory:
         return None
 
     def begin(self) -> Path:
-        """A new folder to write a checkpoint into, for commit(). Removes unfinished ones of jobs that have ended."""
+        """Make a folder for a new checkpoint, for commit(). Removes unfinished folders of jobs that have ended."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         folder = self._temporary()
@@ -67,16 +67,16 @@ class CheckpointDirectory:
 
     @contextmanager
     def removing(self, folder: Path) -> Iterator[None]:
-        """Remove the folder if the body of the with statement raises."""
+        """Return a context that removes the folder if its body raises."""
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             yield
             undo.pop_all()
 
     def commit(self, folder: Path, about: Mapping[str, Any]) -> int:
-        """Rename the folder to a checkpoint and remove old ones; returns its number.
+        """Rename the folder to a checkpoint, and remove old checkpoints; return the new checkpoint's number.
 
-        When this returns the checkpoint is on the disk. about: see write_manifest.
+        When this returns, the checkpoint is on the disk. about: see write_manifest().
         """
         write_manifest(folder, about)
         number = max(self.numbers(), default=0)
@@ -98,7 +98,7 @@ class CheckpointDirectory:
         for number in self.numbers():
             if whole == self.keep:
                 removed = self._temporary()
-                self.folder(number).rename(removed)  # a half removed one would look like a damaged one
+                self.folder(number).rename(removed)  # a partly removed checkpoint would look like a damaged checkpoint
                 shutil.rmtree(removed)
             elif not find_flaw(self.folder(number), hashed=False):
                 whole += 1
@@ -115,7 +115,7 @@ class CheckpointDirectory:
 
 
 def _is_left_over(path: Path, host: str, process: int) -> bool:
-    """Has the process that writes it ended?"""
+    """Return whether the process that wrote the folder has ended."""
     if host == socket.gethostname():
         return process != os.getpid() and not _is_alive(process)
     try:
@@ -130,5 +130,5 @@ def _is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # another user's
+        pass  # another user's process
     return True

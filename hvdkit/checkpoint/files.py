@@ -1,4 +1,4 @@
-"""Files of a checkpoint that somebody else may have made: what is opened, and how much memory they can take."""
+"""Safe access to files of a checkpoint from an untrusted source: limits the kinds of files and their memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for any other, which could block for ever or never end."""
+    """Open a regular file for reading. Raises OSError for any other file, which could block forever or never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -31,7 +31,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(folder: Path) -> None:
-    """Raise OSError for a FIFO, a device or a socket in a folder, for whoever opens its files by name."""
+    """Raise OSError if a folder has a FIFO, a device or a socket, before code opens its files by name."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_file() and not entry.is_dir():
@@ -39,9 +39,9 @@ def check_regular(folder: Path) -> None:
 
 
 def check_archive(file: BinaryIO, name: str) -> None:
-    """Raise ValueError for a zip archive whose entries are larger than the file: compressed, or overlapping.
+    """Raise ValueError for a zip archive whose entries are larger than the file, by compression or overlap.
 
-    What torch and numpy have saved is neither. A file that is no zip archive passes. name: for the error.
+    torch and numpy write neither. A file that is no zip archive passes. name: the file's name, for the error.
     """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with sizes and hashes, written last; a checkpoint is whole if they match."""
+"""The manifest of a checkpoint, written last: sizes and hashes of its files; a checkpoint is whole if they match."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BLOCK = 1 << 22
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Hash and list all files of a folder; all of it is on the disk when this returns.
+    """Write sizes and hashes of all files of a folder; when this returns, all files are on the disk.
 
-    about: further entries, as JSON; for people.
+    about: further entries for human readers; must be JSON.
     """
     files = {}
     for path in sorted(folder.iterdir()):
@@ -35,9 +35,9 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -> str:
-    """Describe what is wrong with a checkpoint; "" if it is whole.
+    """Describe the flaw of a checkpoint; "" if it is whole.
 
-    names: files that it must have. hashed: compare hashes too, which reads all files.
+    folder: its folder. names: files that it must have. hashed: compare hashes too, which reads all files.
     """
     try:
         listed = _read_manifest(folder / NAME)
@@ -51,7 +51,7 @@ def find_flaw(folder: Path, names: Iterable[str] = (), *, hashed: bool = True) -
 
 
 def _compare(path: Path, size: int, digest: str) -> str:
-    """How a file differs from what was written; "" if it does not. digest: "" for any."""
+    """Describe how a file differs from its entry; "" if it does not. digest: its hash; "" to compare only sizes."""
     try:
         with open_regular(path) as file:
             present = os.fstat(file.fileno()).st_size
@@ -67,7 +67,7 @@ def _compare(path: Path, size: int, digest: str) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the entries of a folder to the disk."""
+    """Flush the directory entries of a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and hash of each file. Raises ValueError for what is no manifest, and for names outside of the folder."""
+    """Return size and hash of each file. Raises ValueError for an invalid manifest or names outside of the folder."""
     with open_regular(path) as file:
         manifest = json.loads(file.read(_LARGEST))
     if manifest["format"] != _FORMAT:

@@ -1,4 +1,4 @@
-"""Preemption: signals that ask the job to end, and its end with a checkpoint on the disk."""
+"""Preemption: records signals that request the end of the job, and ends it with a checkpoint on the disk."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Signals:
-    """Handlers that note signals, until close(). number: of the last signal; 0 for none.
+    """Signal handlers that record signals until close(). number: of the last signal; 0 for none.
 
-    A handler that the program had installed is called as well. Only the main thread can install handlers; created in
-    another thread, it notes no signal and logs a warning.
+    A handler that the program had installed is called as well. Only the main thread can install handlers; in another
+    thread, the constructor logs a warning and no signal is recorded.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Signals:
             before(number, frame)
 
     def close(self) -> None:
-        """Restore the handlers that were there before."""
+        """Restore the previous handlers."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
@@ -53,9 +53,10 @@ class Signals:
 
 
 def end_saved(agreed: Agreed, save: Callable[[], None]) -> NoReturn:
-    """Save and raise Preempted, on all ranks; CheckpointError on all if it cannot be saved.
+    """Save and raise Preempted on all ranks; raise CheckpointError on all ranks if the save fails.
 
-    agreed: the signal, and the rank that received it. save: returns when the checkpoint is on the disk; collective.
+    agreed: the signal, and the rank that received it. save: saves, and returns when the checkpoint is on the disk;
+    collective.
     """
     problem = ""
     try:

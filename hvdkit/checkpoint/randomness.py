@@ -1,4 +1,4 @@
-"""The state of Python's and numpy's random generators, as JSON; each rank has its own."""
+"""Reads and sets the state of Python's and numpy's random generators, as JSON; each rank has its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def read_random() -> dict[str, Any]:
-    """The state of this process's generators."""
+    """Return the state of this process's generators."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -28,10 +28,10 @@ def set_random(state: dict[str, Any]) -> None:
 
 
 def encode(array: np.ndarray[Any, Any]) -> str:
-    """The array's bytes as text (base64)."""
+    """Encode the array's bytes as text (base64)."""
     return base64.b64encode(array.tobytes()).decode()
 
 
 def decode(text: str, dtype: Any) -> np.ndarray[Any, Any]:
-    """The array (n,) of this dtype whose bytes encode() has written."""
+    """Return the array, (n,) of this dtype, whose bytes encode() has encoded."""
     return np.frombuffer(base64.b64decode(text), dtype).copy()

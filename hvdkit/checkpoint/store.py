@@ -1,4 +1,4 @@
-"""Saving and loading checkpoints: rank 0 reads and writes files, and broadcasts what it has read."""
+"""Saves and loads checkpoints: rank 0 writes and reads the files, and broadcasts the loaded state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _VALUES = "values.json"
 class Store:
     """Saves `state` and `values` to a directory of checkpoints, and loads them.
 
+    directory: the directory of checkpoints.
+    state: the objects to save.
     values: further values such as numbers and strings; they must be JSON and the same on all ranks.
+    keep: see CheckpointDirectory.
     Raises ValueError for values that JSON would change, or a `keep` below 1.
     """
 
@@ -40,7 +43,7 @@ class Store:
         _as_json(self.values)
 
     def save(self) -> None:
-        """Copy the state, and have a thread of rank 0 write it; every rank calls this, after an epoch.
+        """Copy the state, and let a thread of rank 0 write it; every rank calls this, after an epoch.
 
         Raises CheckpointError on rank 0 if the previous checkpoint could not be written.
         """
@@ -83,11 +86,11 @@ class Store:
         self._writer.start(finish, what)
 
     def load(self) -> bool:
-        """Load the newest undamaged checkpoint on all ranks; every rank calls this. The number of ranks may have
-        changed.
+        """Load the newest undamaged checkpoint on all ranks; every rank calls this.
 
-        Damaged checkpoints are skipped with a warning. Random generators are restored on ranks that existed when the
-        checkpoint was saved. Returns whether there was a checkpoint.
+        The number of ranks may have changed since the checkpoint was saved. Damaged checkpoints are skipped with a
+        warning. Random generators are restored on ranks that existed when the checkpoint was saved. Returns whether
+        there was a checkpoint.
         Raises CheckpointError on every rank if the checkpoint does not match, or if the ranks differ after loading.
         """
         self._state.settle()
@@ -108,7 +111,7 @@ class Store:
         return True
 
     def _read(self) -> tuple[str, str, dict[str, Any]]:
-        """On rank 0: the path of the checkpoint, what is wrong with it, and its values."""
+        """Read the newest checkpoint on rank 0; return its path, the problem with it ("" for none), and its values."""
         place = ""
         try:
             number = self._directory.newest_whole([*self._state.files, _VALUES], _warn_of_skipped)
@@ -128,7 +131,7 @@ class Store:
         return place, "", contents
 
     def _set_random(self, states: list[Any]) -> str:
-        """Set this rank's random generators; return why that failed, "" if it did not."""
+        """Set this rank's random generators; return the reason if that failed, else ""."""
         rank = engine.runtime("load()").world.rank
         try:
             if rank < len(states):
@@ -139,7 +142,7 @@ class Store:
         return ""
 
     def _check_equal(self, place: str, problem: str) -> None:
-        """Raise CheckpointError on all ranks if their states differ. problem: with this rank; "" if there is none."""
+        """Raise CheckpointError on all ranks if their states differ. problem: of this rank; "" for none."""
         mine = {**self._state.digests(), "values": hashlib.sha256(_as_json(self.values).encode()).hexdigest()}
         problems, digests = zip(*allgather_object((problem, mine), "checkpoint"), strict=True)
         if any(problems):
@@ -165,7 +168,7 @@ def _warn_of_skipped(folder: Path, flaw: str) -> None:
 
 
 def _as_json(values: Any) -> str:
-    """JSON of values that it does not change; ValueError for others."""
+    """Return values as JSON. Raises ValueError for values that JSON would change."""
     try:
         text = json.dumps(values)
         same = json.loads(text) == values

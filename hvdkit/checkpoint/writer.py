@@ -1,4 +1,4 @@
-"""A thread that writes one checkpoint at a time, and whose errors are raised in the training thread."""
+"""A thread that writes one checkpoint at a time; its errors are raised in the training thread."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvdkit.log import logger
 class Writer:
     """Runs jobs in a thread, one after another.
 
-    A job's error is logged when it happens, and raised by the next start() or wait(). If there is neither, the process
-    ends with exit code 1. An interpreter that ends waits for the job.
+    A job's error is logged at once, and raised by the next start() or wait(). If neither is called, the process ends
+    with exit code 1. At exit, the interpreter waits for the job.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,10 @@ class Writer:
         self._error: CheckpointError | None = None
 
     def start(self, job: Callable[[], object], what: str) -> None:
-        """Begin a job when the one before has ended, whose CheckpointError this raises. what: the job, for messages."""
+        """Start a job when the previous job has ended; raises the CheckpointError of that job.
+
+        job: writes the checkpoint. what: description of the job, for messages.
+        """
         self.wait()
 
         def run() -> None:
@@ -40,7 +43,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written. Raises CheckpointError if that has failed, once."""
+        """Wait until no job is running. Raises CheckpointError, once, if the job has failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -50,10 +53,10 @@ class Writer:
             raise error
 
     def _at_exit(self) -> None:
-        """At the end of the interpreter, where an exception would not change the exit code."""
+        """Wait at exit, and exit with code 1 after an error: an exception there would not change the exit code."""
         try:
             self.wait()
-        except CheckpointError:  # which has been logged
+        except CheckpointError:  # it has been logged
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(1)

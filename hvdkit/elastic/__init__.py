@@ -1,1 +1,1 @@
-"""Elastic training: states that are saved, restored and synchronized when the world changes; no framework here."""
+"""Elastic training without a framework: states that are saved, restored and synchronized when the world changes."""

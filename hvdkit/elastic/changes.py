@@ -1,4 +1,4 @@
-"""Changes of the world, through Horovod's core, hvdrun, what starts the ranks, or the membership of the backend."""
+"""Changes of the world by Horovod's core, hvdrun, another system that starts the ranks, or the backend's Membership."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from hvdkit.transport.small_collectives import allgather_object
 
 
 class Changes(Protocol):
-    """How the world changes during one call of run(). state: is told of ranks that have come or will leave."""
+    """Changes the world during one call of run(). state: gets notifications of ranks that were added or will leave."""
 
     def begin(self, state: State) -> None:
-        """Training begins."""
+        """Prepare for training; called once, at the start of run()."""
 
     def settle(self) -> None:
-        """Agree on the new world with ranks that have come or are left; collective."""
+        """Agree on the new world with its new and surviving ranks; collective."""
 
     def synchronized(self) -> None:
-        """state.sync() has returned: this rank has the state of all ranks."""
+        """Note that state.sync() has returned, so this rank has the common state."""
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """Leave the old world and enter the new one; collective.
+        """Leave the old world and enter the new world; collective.
 
-        lost: the error of a collective; None where ranks are added or leave without a failure. Raised again if no rank
-        has died, as it then has another reason.
+        lost: the error of a collective; None if ranks are added or leave without a failure. The error is raised again
+        if no rank has died, because it then has another cause.
         """
 
     def end(self, state: State, *, well: bool) -> None:
-        """Training ends. well: False if it has raised an exception on this rank, other than sys.exit(0)."""
+        """Clean up after training. well: False if it has raised an exception on this rank, other than sys.exit(0)."""
 
 
 def find_changes() -> Changes | None:
-    """The changes of this world; None where it does not change."""
+    """Return the Changes of this world; None if it cannot change."""
     current = engine.runtime("elastic.run")
     if current.config.elastic and current.config.elastic_restarts:
         return Restarts(current.config)
@@ -53,9 +53,9 @@ def find_changes() -> Changes | None:
 
 
 class NotifiedChanges:
-    """Changes that another engine's notification manager reports. manager: see EngineProvider."""
+    """See Changes: another engine's notification manager reports them. manager: see EngineProvider."""
 
-    _worlds = 0  # that this process, or one that it has met, has been in
+    _worlds = 0  # largest number of worlds that this process, or a rank of one of its worlds, has been in
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -65,9 +65,10 @@ class NotifiedChanges:
         self._manager.register_listener(state)
 
     def settle(self) -> None:
-        """See Changes. Operations get other names than in earlier worlds.
+        """See Changes. Gives operations other names than in earlier worlds.
 
-        Where a world ended with an error Horovod may hold some of its operations still, and take none of the same name.
+        If a world ended with an error, Horovod may still hold some of its operations, and reject new operations with
+        the same names.
         """
         current = engine.runtime("elastic.run")
         worlds = max(allgather_object(current.transport, NotifiedChanges._worlds))

@@ -1,4 +1,4 @@
-"""Worlds whose ranks another system starts: those that are left wait for their places in a new one."""
+"""Worlds whose ranks another system starts: after a change, surviving ranks wait for new rank numbers."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from hvdkit.log import logger
 
 
 class Places(Protocol):
-    """Where the system that starts the ranks tells this one its place. Any thread may call `notify`."""
+    """Gets this process's rank in the next world from the system that starts the ranks."""
 
     def watch(self, notify: Callable[[float, int], None] | None) -> None:
-        """Call `notify` when ranks are there to be taken in, and now if they are there; None: not any more.
+        """Register a function to be called when new ranks wait, and at once if some wait; None unregisters.
 
-        notify: State.on_hosts_updated.
+        notify: State.on_hosts_updated; any thread may call it.
         """
 
     def synchronized(self) -> None:
-        """This rank has the state of all ranks."""
+        """Report that this rank has the common state."""
 
     def committed(self) -> None:
-        """This rank has made a commit."""
+        """Report that this rank has made a commit."""
 
     def check(self) -> None:
-        """Raise HorovodInternalError if the world of this rank's place has ended; called while the ranks connect."""
+        """Raise HorovodInternalError if the world that this rank enters has ended; called while the ranks connect."""
 
     def wait(self, why: str) -> None:
-        """Wait for this rank's place in the next world, and set its variables. why: the last one has ended."""
+        """Wait for this process's rank in the next world, and set its variables. why: why the last world ended."""
 
 
 _places: Places | None = None
 
 
 def set_places(places: Places) -> None:
-    """From now on init() and elastic.run of this process, with the setting elastic, get their places here."""
+    """Make init() and elastic.run of this process, with the setting `elastic`, use these places."""
     global _places
     _places = places
     set_next_world(_NextPlace(places))
 
 
 def find_places() -> Places | None:
-    """What was set last; None where nothing was."""
+    """Return the places that set_places() has set last; None if none were set."""
     return _places
 
 
 class _NextPlace:
-    """See NextWorld: for a rank whose world ends before it is in it."""
+    """See NextWorld: for a rank whose world ends before the rank has entered it."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -63,7 +63,7 @@ class _NextPlace:
 
 
 def _explain(lost: HorovodInternalError | None) -> str:
-    """Say, and return, why this rank waits for a place. Raises `lost` where the same would come in the next world."""
+    """Log and return the reason why this rank waits. Raises `lost` if the same error would occur in the next world."""
     if isinstance(lost, (RanksDisagreeError, DuplicateNameError)):
         raise lost
     why = "there are new workers" if lost is None else str(lost)
@@ -82,14 +82,14 @@ class Regrouping:
         state.committed = self._places.committed
 
     def settle(self) -> None:
-        """See Changes. Watches again: State.on_reset() has dropped what was told while this rank entered the world."""
+        """See Changes. Registers again: State.on_reset() dropped notifications that came while this rank connected."""
         self._places.watch(self._notify)
 
     def synchronized(self) -> None:
         self._places.synchronized()
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes. If ranks die meanwhile it begins again."""
+        """See Changes. Starts again if ranks die meanwhile."""
         while True:
             why = _explain(lost)
             try:

@@ -1,4 +1,4 @@
-"""The plan of replacements: how many ranks each rank starts on its host in place of those that died."""
+"""Plans replacements: how many ranks each rank starts on its host to replace those that died."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """A rank's host, with the number of its ranks at first and of its slots."""
+    """A rank's host, with its initial number of ranks and its number of slots."""
 
     host: str
     ranks: int
@@ -15,11 +15,11 @@ class Place(NamedTuple):
 
 
 def plan_replacements(places: Sequence[Place], most: int) -> list[int]:
-    """The number of ranks that each rank that is left starts on its own host.
+    """Return how many ranks each surviving rank starts on its own host.
 
-    places: by rank. most: number of ranks that are started in all. The first rank of each host replaces the ranks that
-    died there. If that is less than `most` it also fills slots that were free from the beginning. No rank is started on
-    hosts without a rank.
+    places: of each surviving rank. most: limit of the total number of ranks started. The first rank of each host
+    replaces the ranks that died there. If these are fewer than `most`, it also fills slots that were free from the
+    beginning. No rank is started on a host without a surviving rank.
     """
     counts = [0] * len(places)
     hosts = [place.host for place in places]

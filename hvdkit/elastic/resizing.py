@@ -1,4 +1,4 @@
-"""Worlds that shrink and grow: the ranks that are left go on, start replacements and take them in."""
+"""Worlds that shrink and grow: the surviving ranks continue, start replacements and add them to the world."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hvdkit.launcher_channel import CHANGING, FAILED, FIRST_AWAITED, READY, TRAI
 from hvdkit.log import logger
 from hvdkit.transport.backend import Membership, Newcomers
 
-#: Attempts in a row to start ranks of which none comes.
+#: Limit of consecutive attempts to start ranks of which none joins.
 _ATTEMPTS = 3
 
 
 class _RankState(NamedTuple):
-    """What a rank tells the others when the ranks of a new world agree.
+    """The state that each rank sends to all ranks when a new world begins.
 
-    place: with numbers of 0 for a replacement. has_state: does it have the last commit? number: of the next rank to be
-    started. attempts: that have failed in a row.
+    place: both numbers are 0 for a replacement. has_state: the rank has the last commit. number: number of the next
+    rank to be started. attempts: failed attempts in a row.
     """
 
     place: Place
@@ -67,7 +67,7 @@ class Resizing:
         self._saver: Saver | None = None
 
     def begin(self, state: State) -> None:
-        """See Changes. Goes on from the newest checkpoint, if there is one."""
+        """See Changes. Continues from the newest checkpoint, if one exists."""
         self._state = state
         if self._directory and not self._members.changed():
             state.load_from(self._directory)
@@ -75,13 +75,13 @@ class Resizing:
             self._saver = Saver(state, self._directory, self._save_s)
 
     def settle(self) -> None:
-        """See Changes. Starts replacements of ranks that died.
+        """See Changes. Starts replacements for ranks that died.
 
-        Where no rank has the last commit, loads the newest checkpoint. Raises StateLostError if there is none.
+        If no rank has the last commit, loads the newest checkpoint. Raises StateLostError if none exists.
         """
         mine = _RankState(self._place, self._has_state, int(self._starting.get("number", 0)), self._attempts)
         all_ranks = allgather_object(mine, name="elastic.rank_state")
-        # New ranks have higher numbers than those that were there: if any rank has the commit, rank 0 has.
+        # New ranks have higher numbers than older ranks: if any rank has the commit, rank 0 has it.
         if not all_ranks[0].has_state and not self._load_again():
             raise StateLostError
         self._place = max(rank.place for rank in all_ranks if rank.place.host == self._place.host)
@@ -99,7 +99,7 @@ class Resizing:
         self._has_state = True
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes. If ranks die meanwhile it begins again."""
+        """See Changes. Starts again if ranks die meanwhile."""
         notify_launcher(CHANGING, self._channel)
         while True:
             try:
@@ -114,14 +114,14 @@ class Resizing:
                 lost = error
 
     def _go_on(self, lost: HorovodInternalError) -> None:
-        """Shrink the world to the ranks that are left."""
+        """Shrink the world to the surviving ranks."""
         self._give_up()
         self._members.interrupt()
         before = self._members.size()
         with self._members.changing():
             engine.restart(functools.partial(self._shrink, lost), idle=False)
         size, first = self._members.size(), self._members.rank() == 0
-        if first:  # the rank 0 of before, which would have told hvdrun, may have died
+        if first:  # the previous rank 0, which would have notified hvdrun, may have died
             notify_launcher(f"{FIRST_AWAITED}{self._starting.get('number', 0)}", self._channel)
         if size < self._min:
             self._stop(size, lost)
@@ -135,17 +135,17 @@ class Resizing:
             self._newcomers = None
 
     def _shrink(self, lost: HorovodInternalError) -> None:
-        """Shrink the communicator; raise `lost` on all ranks if none has died, as the same error would come again.
+        """Shrink the communicator; raise `lost` on all ranks if none has died, because the error would occur again.
 
-        Where ranks disagree, the first one to notice revokes the communicator in which the others wait: those know of
-        the revocation only, so all agree here on whether it was a disagreement.
+        If ranks disagree, the first rank to notice revokes the communicator in which the others wait. Those see only
+        the revocation, so all ranks agree here on whether it was a disagreement.
         """
         if self._members.shrink():
             return
         agree = self._members.is_so_on_all(not isinstance(lost, RanksDisagreeError))
         if not agree:
-            # A rank may have its answer, raise and end before the answer has reached the others, who would then take
-            # the disagreement for a death. So none leaves before all have the answer.
+            # A rank may get the result, raise and end before the result has reached the others, which would then take
+            # the disagreement for a death. So no rank leaves before all have the result.
             with contextlib.suppress(RankLostError):
                 self._members.is_so_on_all(True)
         if not isinstance(lost, RankLostError):
@@ -156,7 +156,7 @@ class Resizing:
             )
 
     def _replace(self, all_ranks: Sequence[_RankState]) -> None:
-        """Start as many ranks as are missing and have a slot, unless that has failed too often."""
+        """Start as many ranks as are missing and have a slot, unless starts have failed too often."""
         missing = self._max - len(all_ranks)
         if missing <= 0 or not self._starting or max(rank.attempts for rank in all_ranks) >= _ATTEMPTS:
             return
@@ -223,7 +223,7 @@ class Resizing:
         self._attempts = 0
 
     def _stop_waiting(self) -> None:
-        """Give up the ranks that were started: none of them will come."""
+        """Stop waiting for the ranks that were started, because none of them will join."""
         self._give_up()
         first = self._members.rank() == 0
         if first:
@@ -243,4 +243,4 @@ class Resizing:
         if self._saver is not None:
             self._saver.close(well=well)
         if well:
-            notify_launcher(TRAINED, self._channel)  # hvdrun then ends ranks that have not been taken in
+            notify_launcher(TRAINED, self._channel)  # hvdrun then ends ranks that have not joined the world

@@ -1,4 +1,4 @@
-"""Worlds of fixed size: when ranks die hvdrun restarts the job, which goes on from the newest checkpoint."""
+"""Worlds of fixed size: when ranks die, hvdrun restarts the job, which continues from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hvdkit.elastic.state import State
 from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.log import logger
 
-#: Longer than hvdrun takes to end the other ranks when one has died.
+#: Longer than hvdrun takes to end the other ranks when a rank has died.
 _ENDED_S = 10.0
 
 
 class Restarts:
-    """See Changes. Without config.elastic_checkpoints nothing is saved, and each start is from the beginning."""
+    """See Changes. Without config.elastic_checkpoints nothing is saved, and a restarted job trains from the start."""
 
     def __init__(self, config: Config) -> None:
         self._directory, self._every_s = config.elastic_checkpoints, config.elastic_save_s
         self._saver: Saver | None = None
 
     def begin(self, state: State) -> None:
-        """See Changes. Goes on from the newest checkpoint, if there is one."""
+        """See Changes. Continues from the newest checkpoint, if one exists."""
         if self._directory:
             state.load_from(self._directory)
             self._saver = Saver(state, self._directory, self._every_s)
@@ -34,10 +34,10 @@ class Restarts:
         """See Changes."""
 
     def restart(self, *, lost: HorovodInternalError | None) -> None:
-        """See Changes. Raises `lost`; where a rank has died it waits for hvdrun to end this one first."""
+        """See Changes. Raises `lost`; if a rank has died, it first waits for hvdrun to end this process."""
         if isinstance(lost, RankLostError):
             logger.info("waiting for hvdrun to end this rank and restart the job: %s", lost)
-            self._close(well=False)  # SIGTERM ends this process again
+            self._close(well=False)  # restores the handlers, so that SIGTERM ends this process again
             time.sleep(_ENDED_S)
         if lost is not None:
             raise lost

@@ -1,4 +1,4 @@
-"""`run` and `run_fn`: decorators by which a training function goes on through changes of the world."""
+"""Provides `run` and `run_fn`, decorators for a training function that continues after changes of the world."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Decorate a training function that continues when ranks are added, leave or fail: `@hvd.elastic.run`, as in
-    Horovod.
+    """Decorate a training function that continues when ranks are added, leave or fail.
 
+    Use it as `@hvd.elastic.run`, as in Horovod.
     func: the training function; its first argument is the state. It is called after state.sync(), and called again from
     the last commit after each change of the ranks.
     The ranks can change under `hvdrun --elastic`, with hvdkit_ray.ElasticRayExecutor, and on Horovod's core under
@@ -32,11 +32,11 @@ def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concate
 def run_fn(
     func: Callable[Concatenate[Any, Arguments], Result], reset: Callable[[], object] | None = None
 ) -> Callable[Concatenate[Any, Arguments], Result]:
-    """As run(); calls `reset` after each change of the ranks, before state.on_reset(). Named as in Horovod.
+    """Decorate as run() does, and call `reset` after each change of the ranks, before state.on_reset().
 
-    reset: called on the ranks that were there before the change, after they are connected again. Scripts for Horovod
-    call shutdown() and init() in it; both have no effect there. It must not call collectives, because new ranks do not
-    call it.
+    Named as in Horovod. reset: called on the ranks that took part before the change, after they are connected again.
+    Scripts for Horovod call shutdown() and init() in it; both have no effect there. It must not call collectives,
+    because new ranks do not call it.
     """
 
     @functools.wraps(func)
@@ -63,7 +63,7 @@ def run_fn(
                     well = not error.code
                     raise
                 except LocalFailureError as error:
-                    raise (error.__cause__ or error) from None  # this rank ends by it, as outside of a collective
+                    raise (error.__cause__ or error) from None  # it ends this rank, as it would outside of a collective
                 except HorovodInternalError as error:
                     state.restore()
                     lost, synchronized = error, False

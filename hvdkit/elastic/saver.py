@@ -1,4 +1,4 @@
-"""Commits saved to a disk too, for a restart after all ranks were lost."""
+"""Saves commits to a disk too, for a restart after all ranks were lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvdkit.log import logger
 
 
 class Saver:
-    """Saves the state in a thread at some of its commits, and when the job is asked to end; created by all ranks.
+    """Saves the state in a thread at some of its commits, and when the job must end; all ranks create it.
 
     From then on SIGTERM, SIGUSR1 or SIGUSR2 to any rank ends the training at a commit: saved, with exit code 75.
 
-    directory: see State.save_to. every_s: least number of seconds between two that are saved.
+    state: the state to save. directory: see State.save_to. every_s: smallest number of seconds between two saves.
     """
 
     def __init__(self, state: State, directory: str, every_s: float) -> None:
@@ -30,7 +30,7 @@ class Saver:
         state.committed = self._on_commit
 
     def _on_commit(self) -> None:
-        """Save the commit if that is due; collective."""
+        """Save the commit if a save is due; collective."""
         if not self._agreement.is_due():
             return
         agreed = self._agreement.ask(self._signals.number, time.monotonic() - self._saved_s >= self._every_s)
@@ -40,24 +40,24 @@ class Saver:
             self._save()
 
     def _save(self) -> None:
-        """Begin to save. An error is logged, and training goes on: the next commit may be saved."""
+        """Begin to save. An error is only logged, because a later commit may be saved."""
         self._saved_s = time.monotonic()
         wait, self._wait = self._wait, _nothing
         with contextlib.suppress(CheckpointError):
-            wait()  # whose error has been logged
+            wait()  # its error has been logged
         try:
             self._wait = self._state.start_saving(self._directory)
         except CheckpointError as error:  # on rank 0
             logger.error("%s", error)
 
     def save_now(self) -> None:
-        """Save, and return when it is on the disk; collective. Raises CheckpointError, on rank 0, if that fails."""
+        """Save, and wait until it is on the disk; collective. Raises CheckpointError, on rank 0, if that fails."""
         with contextlib.suppress(CheckpointError):
             self._wait()
         self._state.start_saving(self._directory)()
 
     def close(self, *, well: bool) -> None:
-        """Restore the signal handlers. well: wait until all is on the disk; CheckpointError if that has failed."""
+        """Restore the signal handlers. well: wait until all is on the disk; raises CheckpointError if that failed."""
         self._state.committed = None
         self._signals.close()
         if well:

@@ -1,4 +1,4 @@
-"""The state of a training: committed in memory, restored after an error, synchronized between ranks."""
+"""The state of a training, which is committed in memory, restored after an error and synchronized between ranks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from hvdkit.errors import CheckpointError, HostsUpdatedInterrupt
 
 
 class HostUpdateResult:
-    """How the hosts of a job have changed: the `result` of State.on_hosts_updated(), as in Horovod."""
+    """The values of `result` in State.on_hosts_updated(), for changes of a job's hosts. Named as in Horovod."""
 
     no_update, removed, added, mixed = 0, 1, 2, 3
 
 
 class Handler(Protocol):
-    """Saves and restores an object that is not copied as a whole: a model, an optimizer. Created with a first copy."""
+    """Saves and restores an object that is not copied as a whole: a model, an optimizer. Its creation makes a copy."""
 
     def save(self) -> None:
-        """Copy the object's present values."""
+        """Copy the object's current values."""
 
     def restore(self) -> None:
         """Set the object to the copied values."""
 
     def sync(self) -> None:
-        """Broadcast rank 0's present values into the object; collective. Does not save."""
+        """Broadcast rank 0's current values into the object; collective. Does not save."""
 
 
 @runtime_checkable
 class GatheringHandler(Protocol):
-    """A Handler of an object that may be divided among the ranks."""
+    """A Handler of an object that may be sharded among the ranks."""
 
     def gather(self) -> None:
-        """Bring together what the next save() keeps; collective. The copy stays as it is until then."""
+        """Gather the values that the next save() copies; collective. The present copy is kept until then."""
 
 
 class State(ABC):
@@ -45,9 +45,9 @@ class State(ABC):
     bcast_object: returns rank 0's object on every rank; collective. get_rank: accepted as in Horovod, and not needed.
     """
 
-    #: Set by run() where hosts may come and go.
+    #: run() sets it if hosts may be added or leave.
     world_may_change = False
-    #: Called by commit() after save(); set by run() where commits are saved to a disk too.
+    #: commit() calls it after save(); run() sets it if commits are saved to a disk too.
     committed: Callable[[], None] | None = None
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int] | None = None) -> None:
@@ -97,7 +97,7 @@ class State(ABC):
             raise HostsUpdatedInterrupt(results == HostUpdateResult.removed)
 
     def open_store(self, directory: str) -> Store:
-        """The store of all values, in a directory of checkpoints on a disk that survives the job. For subclasses.
+        """Open the store of all values, in a directory of checkpoints on a disk that survives the job. For subclasses.
 
         Raises CheckpointError for a state that cannot be written.
         """
@@ -108,10 +108,10 @@ class State(ABC):
         self.start_saving(directory)()
 
     def start_saving(self, directory: str) -> Callable[[], None]:
-        """As save_to(), but return when all is copied; collective.
+        """Do as save_to(), but return as soon as all values are copied; collective.
 
-        Returns a function that waits until it is on the disk, and raises CheckpointError, on rank 0, if it could not be
-        written; not collective.
+        Returns a function that waits until the checkpoint is on the disk, and raises CheckpointError, on rank 0, if it
+        could not be written. This function is not collective.
         """
         store = self.open_store(directory)
         store.save()
@@ -135,18 +135,18 @@ class State(ABC):
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called after a change of the world: reset(), then the callbacks."""
+        """Call reset(), then the reset callbacks; run() calls this after a change of the world."""
         self._updates = []
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def reset(self) -> None:  # noqa: B027 (optional)
-        """For subclasses: called after a change of the world, before sync()."""
+        """Do nothing; subclasses may override it. Called after a change of the world, before sync()."""
 
 
 class ObjectState(State):
-    """Named values as attributes: `state = ObjectState(broadcast_object, epoch=0)`, then `state.epoch += 1`.
+    """A State of named values as attributes: `state = ObjectState(broadcast_object, epoch=0)`, `state.epoch += 1`.
 
     Values are saved as deep copies, so that changes in place are restored too; models and optimizers are saved by a
     Handler. A new value that is assigned to a name is saved by the next save(), commit() or sync().
@@ -165,7 +165,7 @@ class ObjectState(State):
         self._saved = copy.deepcopy(self._plain())
 
     def handler_for(self, value: Any) -> Handler | None:
-        """The Handler of a value that is not copied as a whole; None for others. For subclasses."""
+        """Return the Handler of a value that is not copied as a whole; None for other values. For subclasses."""
         return None
 
     def save(self) -> None:
@@ -183,7 +183,7 @@ class ObjectState(State):
         self._put(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """See State.sync. All ranks get rank 0's present values, saved or not."""
+        """See State.sync. All ranks get rank 0's current values, saved or not."""
         for handler in self._handlers.values():
             handler.sync()
         if plain := self._plain():
@@ -194,7 +194,7 @@ class ObjectState(State):
         return {name: getattr(self, name) for name in self._names if name not in self._handlers}
 
     def present(self) -> dict[str, Any]:
-        """The values that are not None, by name."""
+        """Return the values that are not None, by name."""
         return {name: getattr(self, name) for name in self._names if getattr(self, name) is not None}
 
     def _put(self, values: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""Profiling: from the recordings of ranks to a verdict on where the time of a training step goes."""
+"""Profiling: computes from the ranks' recordings a verdict on the time of a training step."""

@@ -1,4 +1,4 @@
-"""Advice: changes that would shorten a step, with the seconds that each saves at most; the largest first."""
+"""Advice: the changes that would shorten a step, with the seconds that each saves at most; largest first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.slow import Slow
 from hvdkit.profiling.steps import Steps
 
-_WORTH = 0.03  # of a step: less is not worth a change
+_WORTH = 0.03  # of a step: a smaller saving is not worth a change
 _SEVERAL = (2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One change. name: its kind. saves_s: seconds of a step, at most. text: what was measured and what to do."""
+    """A change. name: its kind. saves_s: seconds of a step saved at most. text: the measurement and the change."""
 
     name: str
     saves_s: float
@@ -25,7 +25,13 @@ class Advice:
 
 
 def advise(steps: Steps, shares: Shares, scaling: Scaling, slow: Slow | None) -> tuple[Advice, ...]:
-    """All changes that save at least 3 % of a step, the largest first."""
+    """Return all changes that save at least 3 % of a step, largest first.
+
+    steps: the recorded steps.
+    shares: the shares of their time.
+    scaling: the fitted model.
+    slow: the straggler; None for none.
+    """
     usual = shares.usual
     step_s = float(shares.step[:, usual].mean())
     candidates = [
@@ -82,7 +88,7 @@ def _about_balance(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
 
 def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
     by_rank = shares.loading[:, shares.usual].mean(axis=1)
-    loading_s = float(by_rank.min())  # the rest is of slow ranks
+    loading_s = float(by_rank.min())  # more than this is a matter of slow ranks
     loaders, cores = steps.loaders, min(rank.cores for rank in steps.ranks)
     if loaders > 0:
         cure = (

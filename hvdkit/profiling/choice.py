@@ -1,4 +1,4 @@
-"""Which strategy a job should use: the time of a step with each, predicted from numbers of a profile."""
+"""Chooses the strategy for a job: predicts the time of a step with each strategy from the numbers of a profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
 
 SYNCHRONOUS = "synchronous"
-_WORTH = 1.05  # times as fast: less is within what such a prediction is off by
+_WORTH = 1.05  # times as fast: a smaller gain is within the error of such a prediction
 _LOCAL_EVERY, _OUTER_EVERY = 8, 100
 _STALENESS = 4
 _AHEAD = 16  # steps, of BackupSteps
@@ -21,13 +21,15 @@ _AHEAD = 16  # steps, of BackupSteps
 
 @dataclass(frozen=True)
 class Measured:
-    """A synchronous step of a job.
+    """The times of a synchronous step of a job, in seconds.
 
-    own_s: of each rank, compute and loading without waits, on average. step_s: of the whole step. noise_s: by which the
-    slowest rank of a step is behind the rank that is slowest on average. meeting_s: of reducing all gradients, or
-    averaging all parameters, with nothing to hide behind. fp16_saves_s: of a step, if 16 bits are sent between hosts in
-    place of 32; 0 where that changes nothing. server_s: in which one server's link takes a rank's gradients and returns
-    the parameters; 0 inside a host. remote: how many ranks are on other hosts than a server.
+    own_s: for each rank, the mean time of compute and loading, without waits.
+    step_s: time of the whole step.
+    noise_s: how much later the slowest rank of a step is than the rank that is slowest on average.
+    meeting_s: time to reduce all gradients, or average all parameters, without overlap.
+    fp16_saves_s: time that a step saves if 16 bits are sent between hosts instead of 32; 0 if that changes nothing.
+    server_s: time in which a server's link receives a rank's gradients and returns the parameters; 0 inside a host.
+    remote: number of ranks on other hosts than a server.
     """
 
     own_s: Sequence[float]
@@ -41,11 +43,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy.
+    """The prediction for a strategy.
 
-    step_s: predicted seconds for the samples of one synchronous step of all ranks. speedup: over that step. same: is
-    the result that of one process with the whole batch, but for rounding? use: how to ask for it. trade: in
-    words.
+    name: of the strategy.
+    step_s: predicted seconds for the samples of one synchronous step of all ranks.
+    speedup: over a synchronous step.
+    same: the result is that of one process with the whole batch, except for rounding.
+    use: the call or option for it.
+    trade: its disadvantages, in words.
     """
 
     name: str
@@ -58,9 +63,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Strategies:
-    """All choices, synchronous first; synchronous is named where nothing is predicted to be 5 % faster.
+    """All choices, synchronous first.
 
-    best: name of the fastest one with the result of one process. fastest: of any.
+    best: name of the fastest strategy with the result of one process. fastest: name of the fastest of all strategies.
+    Both are synchronous if no strategy is predicted to be 5 % faster.
     """
 
     choices: tuple[Choice, ...]
@@ -68,14 +74,14 @@ class Strategies:
     fastest: str
 
     def named(self, name: str) -> Choice:
-        """The choice of this name."""
+        """Return the choice with this name."""
         return next(one for one in self.choices if one.name == name)
 
 
 def measure(steps: Steps, shares: Shares, scaling: Scaling) -> Measured:
-    """The numbers of a recorded job; with another network than the job's, of a job on that.
+    """Compute the times of a recorded job, on the network of `scaling`.
 
-    Between hosts communication is that of the model; inside of one it is measured.
+    Communication between hosts is from the model; on a single host it is measured.
     """
     usual, hosts = shares.usual, scaling.hosts
     own = (shares.compute + shares.loading)[:, usual].mean(axis=1)
@@ -99,9 +105,9 @@ def measure(steps: Steps, shares: Shares, scaling: Scaling) -> Measured:
 
 
 def balanced_s(own_s: Sequence[float]) -> float:
-    """The time of ranks that all compute equally long, if their rows are in proportion to their speed.
+    """Return the time of every rank if their rows are proportional to their speed, so that all take the same time.
 
-    own_s: of each rank with equal rows. All of it counts as in proportion to rows.
+    own_s: time of each rank with equal rows; all of it counts as proportional to the rows.
     """
     return len(own_s) / math.fsum(1 / seconds for seconds in own_s)
 
@@ -109,8 +115,9 @@ def balanced_s(own_s: Sequence[float]) -> float:
 def compare_strategies(measured: Measured) -> Strategies:
     """Predict a step with each strategy. Raises ValueError for a time of a rank that is not above 0.
 
-    Local SGD: ranks meet every H steps, so they wait for the rank that is slowest over H steps, whose noise grows with
-    the root of H only. Asynchronous: nobody waits, until the slowest rank's gradient would be older than the bound.
+    Local SGD: ranks synchronize every H steps, so they wait for the rank that is slowest over H steps; its noise grows
+    only with the square root of H. Asynchronous: no rank waits, until the slowest rank's gradient would be older than
+    the bound.
     """
     own, now = measured.own_s, measured.step_s
     if not own or min(own) <= 0 or now <= 0:
@@ -183,14 +190,17 @@ def _meeting_every(measured: Measured, every: int) -> float:
 
 
 def _backup(measured: Measured) -> float:
-    """Steps of the second slowest rank, as many more as have the samples of all ranks; one server's link has it all."""
+    """Predict backup steps: the second slowest rank's time, times n / (n - 1) for equal samples; at least the server's.
+
+    All ranks' gradients and parameters go over one server's link.
+    """
     own = sorted(measured.own_s)
     step_s = max(own[-2] + measured.server_s, own[-1] / (_AHEAD + 1), measured.remote * measured.server_s / 2)
     return step_s * len(own) / (len(own) - 1)
 
 
 def _asynchronous(measured: Measured, staleness: int) -> float:
-    """Rates of ranks add up, but no rank takes more than staleness + 1 steps in one of the slowest rank's."""
+    """Add up the ranks' rates, each limited to staleness + 1 steps during a step of the slowest rank."""
     own = [seconds + measured.server_s for seconds in measured.own_s]
     limit = (staleness + 1) / max(own)
     rate = math.fsum(min(1 / seconds, limit) for seconds in own)

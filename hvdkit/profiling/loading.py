@@ -1,6 +1,6 @@
-"""Recording of the time that training waits for data, by wrapping the methods of a framework that fetch it.
+"""Records the time that training waits for data, by wrapping a framework's methods that fetch data.
 
-Adapters name these methods; see watch_loaders, watch_datasets and watch_fit.
+Adapters choose these methods; see watch_loaders, watch_datasets and watch_fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from hvdkit.engine.observe.recording import RECORDER, clock
 def time_method(owner: Any, name: str, loaders: str = "") -> None:
     """Count the time of a method as waiting for data, on all objects of the class `owner`.
 
-    loaders: name of these objects' attribute with the number of loading processes; "" if there is none.
+    owner: the class. name: the method's name. loaders: name of these objects' attribute with the number of loading
+    processes; "" if there is none.
     """
     method = getattr(owner, name)
 
@@ -32,7 +33,7 @@ def time_method(owner: Any, name: str, loaders: str = "") -> None:
 
 
 def time_items(owner: Any, name: str) -> None:
-    """As time_method, for each item of the iterator that the method returns."""
+    """Do as time_method(), for each item of the iterator that the method returns."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""Steps of a training on a mesh: time of each stage, bubble, and exposed communication of each axis."""
+"""Steps of a training on a mesh: the time of each stage, the bubble, and exposed communication of each axis."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hvdkit.profiling.recordings import Floats, RankRecording
 from hvdkit.profiling.text import show_s
 
 _NUMBER, _ENDED, _LOADING = (HEAD.index(word) for word in ("round", "ended", "loading_s"))
-_PAUSE = 3.0  # times the median, from which on a step does not count
-#: What a step is made of: its key, and the words for it.
+_PAUSE = 3.0  # times the median: longer steps do not count
+#: The parts of a step: key -> description.
 PARTS = {
     "stages": "computing in stages",
     "pp": "waiting for other stages",
@@ -28,7 +28,13 @@ PARTS = {
 
 @dataclass(frozen=True)
 class MeshStage:
-    """Seconds of a step in which a stage computes, the mean of its ranks, by their numbers in the world."""
+    """The seconds of a step in which a stage computes, as the mean of its ranks.
+
+    stage: number of the stage.
+    ranks: its ranks in the world.
+    forward_s: seconds of forward passes.
+    backward_s: seconds of backward passes.
+    """
 
     stage: int
     ranks: tuple[int, ...]
@@ -40,9 +46,14 @@ class MeshStage:
 class MeshSteps:
     """The mean step on a mesh.
 
-    name: the mesh and the schedule. count: of the steps that count. parts: seconds by PARTS, the mean of all ranks;
-    ranks: the same of each rank, by its number. ideal_bubble: share of a step that the schedule leaves idle if stages
-    are equal and messages take no time; None without a pipeline, and for zero-bubble schedules.
+    name: the mesh and the schedule.
+    count: number of steps that count.
+    step_s: seconds of a step.
+    parts: seconds of each of PARTS, the mean of all ranks.
+    ranks: the same for each rank, by its number.
+    stages: the stages of the pipeline.
+    ideal_bubble: fraction of a step in which the schedule is idle if stages are equal and messages take no time; None
+    without a pipeline, and for zero-bubble schedules.
     """
 
     name: str
@@ -55,12 +66,12 @@ class MeshSteps:
 
     @property
     def bubble(self) -> float:
-        """Share of a step in which a rank waits for other stages."""
+        """Return the fraction of a step in which a rank waits for other stages."""
         return self.parts["pp"] / self.step_s
 
 
 def find_mesh_steps(recordings: Sequence[RankRecording]) -> MeshSteps | None:
-    """The steps on the mesh with the most of them that all ranks recorded; None without two of them."""
+    """Return the mean step on the mesh with the most steps that all ranks recorded; None for fewer than two steps."""
     names = {facts.name: len(rows) for each in recordings for facts, rows in each.plans if facts.parts}
     if not names:
         return None
@@ -100,7 +111,7 @@ def find_mesh_steps(recordings: Sequence[RankRecording]) -> MeshSteps | None:
 
 
 def _steps(rows: Floats) -> dict[int, float]:
-    """Seconds of each step whose begin, the end of the one before, is known; by number."""
+    """Return the seconds of each step, by number, if its start, the end of the previous step, is known."""
     pairs = itertools.pairwise(rows)
     return {
         int(new[_NUMBER]): float(new[_ENDED] - old[_ENDED]) for old, new in pairs if new[_NUMBER] == old[_NUMBER] + 1
@@ -117,7 +128,7 @@ def _parts(facts: PlanFacts, row: Floats, step_s: float) -> dict[str, float]:
 
 
 def _stages(facts: PlanFacts, row: Floats) -> dict[int, tuple[float, float]]:
-    """Seconds forward and backward of each stage of this rank."""
+    """Return the forward and backward seconds of each stage of this rank."""
     found: dict[int, tuple[float, float]] = {}
     for part, seconds in zip(facts.parts, row[len(HEAD) :], strict=True):
         direction, _, number = part.partition(" ")
@@ -129,7 +140,7 @@ def _stages(facts: PlanFacts, row: Floats) -> dict[int, tuple[float, float]]:
 
 
 def _ideal_bubble(facts: PlanFacts) -> float | None:
-    """(p - 1) / (v m + p - 1) (arXiv 2104.04473, section 2.2)."""
+    """Return the ideal bubble, (p - 1) / (v m + p - 1) (arXiv 2104.04473, section 2.2)."""
     if not facts.pipeline or any(word in facts.name for word in ("ZeroBubble", "DualPipe")):
         return None
     ranks, chunks, microbatches = facts.pipeline
@@ -137,7 +148,7 @@ def _ideal_bubble(facts: PlanFacts) -> float | None:
 
 
 def describe_mesh_steps(steps: MeshSteps) -> str:
-    """The steps in words, with tables."""
+    """Describe the steps as text with tables."""
     return "\n".join(_list_lines(steps))
 
 

@@ -1,4 +1,4 @@
-"""The network between hosts: given by the user, measured by the transport, fitted to the steps, or assumed."""
+"""Finds the network between hosts: given by the user, measured by the transport, fitted to the steps, or assumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.profiling.prediction import Cluster, reduce_s
 from hvdkit.profiling.steps import Steps
 from hvdkit.transport.between.select import Link
 
-_LATENCY_S = 50e-6  # of TCP in a machine room
+_LATENCY_S = 50e-6  # of TCP in a data center
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([mg])bit(?:/s)?(?:,(\d+(?:\.\d+)?)\s*(us|ms))?", re.IGNORECASE)
 
 
@@ -29,9 +29,9 @@ class Network:
 
 
 def parse_network(text: str) -> Network:
-    """Read "10gbit" or "10gbit,30us": the rate of one direction, and the time of a message without bytes.
+    """Parse "10gbit" or "10gbit,30us": the rate of one direction, and the latency of an empty message.
 
-    Raises ProfileError for anything else.
+    Raises ProfileError for any other text.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None or not float(match[1]):
@@ -42,7 +42,7 @@ def parse_network(text: str) -> Network:
 
 
 def find_network(steps: Steps, hosts: int) -> Network:
-    """The network of a job on `hosts` hosts: measured by its transport, or fitted to the time of its buckets."""
+    """Return the network of a job on `hosts` hosts: measured by its transport, or fitted to the time of its buckets."""
     measured = next((rank.link for rank in steps.ranks if rank.link is not None), None)
     if measured is not None:
         return Network(Link(*measured), "measured")
@@ -52,10 +52,10 @@ def find_network(steps: Steps, hosts: int) -> Network:
 
 
 def reduction_s(steps: Steps) -> float:
-    """The measured time of all buckets of a step, one after another.
+    """Return the measured time of all buckets of a step, one after another.
 
-    A bucket's time begins when all ranks have filled it and the one before is reduced, and ends when the first rank has
-    its sum.
+    A bucket's time begins when all ranks have filled it and the previous bucket is reduced, and ends when the first
+    rank has its sum.
     """
     ready, done = steps.ready.max(axis=0), steps.reduced.min(axis=0)
     before = np.concatenate([ready[:, :1], done[:, :-1]], axis=1)

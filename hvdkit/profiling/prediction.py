@@ -1,4 +1,4 @@
-"""The prediction of a step on a number of hosts: a pure model of buckets that are reduced while backward computes."""
+"""Predicts a step on a number of hosts, by a pure model of buckets that are reduced while backward computes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvdkit.transport.between.select import ALGORITHMS, Link, cheapest
 
 
 def ring_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds of a ring allreduce: Horovod's, with which a prediction is compared; hvdkit has none."""
+    """Return the seconds of a ring allreduce, as in Horovod, for comparison; hvdkit has none."""
     rounds = 2 * (hosts - 1)
     return rounds * (link.latency_s + link.message_s + link.byte_s * nbytes / hosts)
 
 
-#: What a Cluster's algorithm may be.
+#: The algorithms of a Cluster.
 MODELS = {**ALGORITHMS, "ring": ring_s}
 
 
@@ -24,9 +24,10 @@ MODELS = {**ALGORITHMS, "ring": ring_s}
 class Work:
     """A training step of one rank; the same on every rank, and on any number of hosts.
 
-    compute_s: of the whole step without communication. backward_s: the part of it in which gradients become ready, as
-    its last; they do so at an even pace of bytes. buckets: bytes that each bucket sends, in the order in which they are
-    ready. jitter_s: standard deviation of compute_s from step to step; the slowest rank's step counts.
+    compute_s: seconds of the whole step without communication.
+    backward_s: seconds at the end of compute_s in which gradients become ready, at a constant rate of bytes.
+    buckets: bytes that each bucket sends, in the order in which the buckets become ready.
+    jitter_s: standard deviation of compute_s from step to step; a step takes as long as the slowest rank's.
     """
 
     compute_s: float
@@ -37,12 +38,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the ranks run on.
+    """The hosts and the network of the ranks.
 
-    link: between any two hosts, shared by a host's ranks. local_byte_s: seconds for each byte that the ranks of a host
-    reduce among themselves. overlap: how much of the communication that could hide behind backward does, 0 to 1.
-    algorithm: one of MODELS, between hosts; "" for the cheapest of hvdkit's at each size. start_s: of every allreduce
-    between hosts, however many there are.
+    link: the link between any two hosts, shared by a host's ranks.
+    ranks_per_host: number of ranks on each host.
+    local_byte_s: seconds for each byte that the ranks of a host reduce among themselves.
+    overlap: fraction, 0 to 1, of the communication that could overlap with backward and does.
+    algorithm: one of MODELS, between hosts; "" for the fastest of hvdkit's at each size.
+    start_s: seconds that every allreduce between hosts costs in addition, for any number of hosts.
     """
 
     link: Link
@@ -57,9 +60,13 @@ class Cluster:
 class Prediction:
     """A step on `hosts` hosts: step_s = compute_s + late_s + exposed_s.
 
-    late_s: by which the slowest of all ranks is behind the average. communication_s: of all buckets, one after another.
-    exposed_s: the part of it that nothing hides. efficiency: compute_s / step_s, which is how much of their throughput
-    without communication the ranks keep.
+    hosts: number of hosts.
+    step_s: seconds of the step.
+    compute_s: seconds without communication.
+    late_s: seconds by which the slowest of all ranks is behind the average.
+    communication_s: seconds of all buckets, one after another.
+    exposed_s: seconds of communication that do not overlap with backward.
+    efficiency: compute_s / step_s, the fraction of their throughput without communication that the ranks keep.
     """
 
     hosts: int
@@ -71,12 +78,15 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """See above; 1.0 for a step without compute and communication."""
+        """Return compute_s / step_s; 1.0 for a step without compute and communication."""
         return self.compute_s / self.step_s if self.step_s else 1.0
 
 
 def reduce_s(cluster: Cluster, hosts: int, nbytes: float) -> float:
-    """Seconds of one allreduce of `nbytes` a rank: inside each host, then between hosts. Raises ValueError."""
+    """Return the seconds of an allreduce of `nbytes` a rank: inside each host, then between hosts.
+
+    Raises ValueError for less than one host.
+    """
     if hosts < 1:
         raise ValueError(f"the number of hosts is {hosts}; it must be 1 or more")
     local = cluster.local_byte_s * nbytes if cluster.ranks_per_host > 1 else 0.0
@@ -87,7 +97,7 @@ def reduce_s(cluster: Cluster, hosts: int, nbytes: float) -> float:
 
 
 def predict_step(work: Work, cluster: Cluster, hosts: int) -> Prediction:
-    """The step on so many hosts. Raises ValueError for less than one host."""
+    """Predict the step on `hosts` hosts. Raises ValueError for less than one host."""
     each = [reduce_s(cluster, hosts, nbytes) for nbytes in work.buckets]
     communication = sum(each)
     hidden = cluster.overlap * (communication - _tail_s(work, each))
@@ -97,14 +107,18 @@ def predict_step(work: Work, cluster: Cluster, hosts: int) -> Prediction:
 
 
 def predict_scaling(work: Work, cluster: Cluster, hosts: Sequence[int]) -> list[Prediction]:
-    """The step on each of these numbers of hosts: a profile's 1, 2, 4 and 8 times those it ran on, say."""
+    """Predict the step on each of these numbers of hosts, such as 1, 2, 4 and 8 times those of a profile."""
     return [predict_step(work, cluster, number) for number in hosts]
 
 
 def fit_overlap(work: Work, cluster: Cluster, hosts: int, step_s: float) -> float:
-    """The overlap, 0 to 1, with which the model comes closest to a step that took `step_s` on so many hosts.
+    """Return the overlap, 0 to 1, with which the model best fits a measured step.
 
-    1.0 where nothing could have been hidden. cluster.overlap does not count.
+    It is 1.0 if no communication could overlap.
+    work: the step of a rank.
+    cluster: the hosts and the network; its `overlap` is ignored.
+    hosts: number of hosts of the measured step.
+    step_s: seconds of the measured step.
     """
     each = [reduce_s(cluster, hosts, nbytes) for nbytes in work.buckets]
     could = sum(each) - _tail_s(work, each)
@@ -115,12 +129,12 @@ def fit_overlap(work: Work, cluster: Cluster, hosts: int, step_s: float) -> floa
 
 
 def slowest_of(ranks: int) -> float:
-    """By how many standard deviations the largest of so many normal numbers is above their mean (Blom, 1958)."""
+    """Return the expected maximum of `ranks` standard normal numbers, in standard deviations (Blom, 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def _tail_s(work: Work, each: Sequence[float]) -> float:
-    """Seconds from the end of compute to that of the last bucket, where buckets cross one by one, as soon as ready."""
+    """Return the seconds from the end of compute to that of the last bucket, if buckets cross one by one when ready."""
     total = sum(work.buckets)
     end = 0.0
     for ready, seconds in zip(accumulate(work.buckets), each, strict=True):

@@ -1,4 +1,4 @@
-"""Recordings of the ranks of a job as arrays, and their file format."""
+"""The recordings of a job's ranks as arrays, and their file format."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankRecording:
-    """The recording of one rank. plans: each with a row a round, (rounds, facts.row); see observe/recording.py."""
+    """The recording of a rank. plans: each with a row for each round, (rounds, facts.row); see observe/recording.py."""
 
     facts: RankFacts
     plans: list[tuple[PlanFacts, Floats]] = field(default_factory=list)
 
 
 def as_rows(facts: PlanFacts, data: bytes) -> Floats:
-    """Rounds as a recorder sends them, as rows (rounds, facts.row)."""
+    """Convert the bytes of rounds from a recorder to rows, (rounds, facts.row)."""
     return np.frombuffer(data, np.float64).reshape(-1, facts.row)
 
 
 def as_recording(facts: RankFacts, plans: Sequence[Rounds]) -> RankRecording:
-    """The rounds of each plan that a rank's recorder has, as arrays."""
+    """Convert the rounds of each plan in a rank's recorder to arrays."""
     return RankRecording(facts, [(plan.facts, as_rows(plan.facts, b"".join(plan.rows))) for plan in plans])
 
 
 def parse_facts(facts: Mapping[str, Any]) -> RankFacts:
-    """RankFacts of a JSON object."""
+    """Convert a JSON object to RankFacts."""
     link = facts["link"]
     return RankFacts(**{**facts, "link": None if link is None else tuple(link)})
 
 
 def parse_plan(facts: Mapping[str, Any]) -> PlanFacts:
-    """PlanFacts of a JSON object."""
+    """Convert a JSON object to PlanFacts."""
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     return PlanFacts(**fields)
 

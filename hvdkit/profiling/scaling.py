@@ -1,4 +1,4 @@
-"""The step on more hosts or with other buckets: the model of prediction.py, fitted to the recorded steps."""
+"""Predicts the step on more hosts or with other buckets, by the model of prediction.py fitted to recorded steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from hvdkit.profiling.steps import Steps
 
 TIMES = (1, 2, 4, 8)
 
-# Overlap that is assumed where only one host was recorded: with a progress thread, and without.
+# The overlap that is assumed if only one host was recorded: with a progress thread, and without.
 _THREADED, _INLINE = 0.9, 0.5
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A fitted model of the step. hosts: number that the job ran on. rest_s: measured step less the model's."""
+    """A fitted model of the step.
+
+    hosts: number of the job's hosts.
+    network: the network to predict for.
+    work: the step of a rank.
+    cluster: the hosts and the network for the model.
+    rest_s: seconds of the measured step minus those of the model.
+    """
 
     hosts: int
     network: Network
@@ -29,29 +36,34 @@ class Scaling:
     rest_s: float
 
     def step_s(self, hosts: int, buckets: Sequence[float] = ()) -> float:
-        """Seconds of a step on `hosts` hosts. buckets: bytes of each; those of the job if left out."""
+        """Return the seconds of a step on `hosts` hosts. buckets: bytes of each bucket; () for the job's buckets."""
         work = replace(self.work, buckets=buckets) if buckets else self.work
         return predict_step(work, self.cluster, hosts).step_s + self.rest_s
 
     def with_less_work(self, own_s: float, times: int) -> Scaling:
-        """The step of ranks with a `times` smaller batch. own_s: the part of compute_s that is in proportion to it."""
+        """Return the model with a `times` smaller batch. own_s: seconds of compute_s that are proportional to it."""
         compute_s = self.work.compute_s - own_s + own_s / times
         return replace(self, work=replace(self.work, compute_s=compute_s, backward_s=self.work.backward_s / times))
 
     def merged(self, times: int) -> list[float]:
-        """The bytes of buckets that are `times` times as large."""
+        """Return the bytes of buckets that are `times` times as large."""
         buckets = self.work.buckets
         return [sum(buckets[at : at + times]) for at in range(0, len(buckets), times)]
 
     def cut(self, times: int) -> list[float]:
-        """The bytes of buckets that are `times` times smaller."""
+        """Return the bytes of buckets that are `times` times smaller."""
         return [nbytes / times for nbytes in self.work.buckets for _ in range(times)]
 
 
 def model_scaling(steps: Steps, shares: Shares, network: Network | None, own: Network) -> Scaling:
-    """Fit the model to the steps. own: the job's network. network: to predict for; `own` if None.
+    """Fit the model to the steps.
 
-    On several hosts the overlap is fitted; on one it is assumed, and communication inside a host counts as compute.
+    On several hosts the overlap is fitted; on one host it is assumed, and communication inside the host counts as
+    compute.
+    steps: the recorded steps.
+    shares: of their time.
+    network: the network to predict for; `own` if None.
+    own: the job's network.
     """
     hosts = len({rank.host for rank in steps.ranks})
     usual = shares.usual

@@ -1,4 +1,4 @@
-"""Speedup and efficiency against one rank: weak (each rank keeps its batch) and strong (all ranks together keep it)."""
+"""Reports speedup and efficiency against one rank: weak scaling (same batch on each rank) and strong (same in all)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 from hvdkit.profiling.scaling import TIMES, Scaling
 
-_WORTH = 1.05  # times the strong speedup that more ranks have to give
+_WORTH = 1.05  # smallest gain, as a factor of the strong speedup, for which more ranks are useful
 _POOR = 0.5  # efficiency
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Seconds of a step; its samples a second over those of one rank; the speedup over the number of ranks."""
+    """The scaling of a number of ranks.
+
+    step_s: seconds of a step. speedup: samples a second, over those of one rank. efficiency: speedup over the number of
+    ranks.
+    """
 
     step_s: float
     speedup: float
@@ -22,7 +26,13 @@ class Scaled:
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """A number of ranks. weak: each rank has the batch that it has in the job; strong: all ranks together have that."""
+    """The scaling of a number of ranks, weak and strong.
+
+    ranks: number of ranks.
+    hosts: number of hosts.
+    weak: each rank has the same batch as in the job.
+    strong: all ranks together have the same batch as all ranks of the job.
+    """
 
     ranks: int
     hosts: int
@@ -32,10 +42,11 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """A job against one rank. one_rank_s: that one's step, in seconds, with the batch of a rank of the job.
+    """A job compared with one rank.
 
-    measured: was one_rank_s given? Else it is what the ranks of the job do themselves: compute, and waiting for data.
-    points: the job, as measured; then 2, 4 and 8 times its hosts, predicted.
+    one_rank_s: seconds of a step on one rank, with the batch of a rank of the job. measured: one_rank_s was given; else
+    it is the time in which the ranks of the job compute and wait for data. points: the job, as measured; then 2, 4 and
+    8 times its hosts, predicted.
     """
 
     one_rank_s: float
@@ -46,13 +57,15 @@ class ScalingReport:
 def report_scaling(scaling: Scaling, ranks: int, own_s: float, one_rank_s: float | None = None) -> ScalingReport:
     """Compare a job of `ranks` ranks with one rank.
 
-    own_s: seconds of a step in which a rank computes or waits for data, which shrink with its batch; all else does not.
+    scaling: the fitted model of the job.
+    ranks: number of the job's ranks.
+    own_s: seconds of a step in which a rank computes or waits for data; only these shrink with its batch.
     one_rank_s: see ScalingReport; None to take own_s.
     """
     base_s = own_s if one_rank_s is None else one_rank_s
 
     def scale(step_s: float, batches: int, times: int) -> Scaled:
-        """batches: of one rank of the job, in a step of all ranks."""
+        """Scale one step. batches: batches of one rank of the job in a step of all ranks."""
         speedup = batches * base_s / step_s
         return Scaled(step_s, speedup, speedup / (times * ranks))
 
@@ -69,7 +82,7 @@ def report_scaling(scaling: Scaling, ranks: int, own_s: float, one_rank_s: float
 
 
 def describe_scaling(report: ScalingReport) -> str:
-    """The report in words, with a table."""
+    """Describe the report as text with a table."""
     return "\n".join(_list_lines(report))
 
 

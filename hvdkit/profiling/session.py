@@ -1,4 +1,4 @@
-"""hvd.profile() and hvd.scaling_report(): record the steps of a block of the script, and print what they come to."""
+"""Provides hvd.profile() and hvd.scaling_report(), which record and report the steps of a block of the script."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _GATHERED_BYTES = 64 << 20  # of the last rounds of all ranks
 class Profile:
     """The result of profile(): filled on rank 0 when the block has ended.
 
-    verdict: in numbers; None where nothing was reduced. mesh: of a training on a Mesh, else None. text: the same for
-    people.
+    verdict: the result in numbers; None if nothing was reduced. mesh: the result for a training on a Mesh, else None.
+    text: the same results as text.
     """
 
     verdict: Verdict | None = None
@@ -42,7 +42,7 @@ class Profile:
 class Scales:
     """The result of scaling_report(): filled on rank 0 when the block has ended.
 
-    report: in numbers; None where nothing was reduced. text: the same for people.
+    report: the result in numbers; None if nothing was reduced. text: the same result as text.
     """
 
     report: ScalingReport | None = None
@@ -83,9 +83,10 @@ def scaling_report(
 ) -> Iterator[Scales]:
     """Record the steps of a `with` block on all ranks; rank 0 prints their speedup and efficiency against one rank.
 
-    Weak scaling, in which each rank keeps its batch, and strong, in which all ranks together keep theirs: for this job
-    as measured, and for 2, 4 and 8 times its hosts as predicted.
-    save, network: as for profile(); `hvdkit profile --read FILE -o report.html` draws the curves.
+    It reports weak scaling, in which each rank keeps its batch, and strong scaling, in which all ranks together keep
+    theirs: for this job as measured, and for 2, 4 and 8 times its hosts as predicted.
+    save: as for profile(); `hvdkit profile --read FILE -o report.html` draws the curves.
+    network: as for profile().
     one_rank_s: measured seconds of a step on one rank with the same batch a rank; None to estimate it from this job.
     Collective and without effect under `hvdkit profile`, as profile(). Raises NotInitializedError before init(),
     ProfileError for an invalid network or duration.
@@ -114,7 +115,7 @@ def _recording(
     tell: Callable[[Verdict], str],
     tell_mesh: Callable[[MeshSteps], str] | None = None,
 ) -> Iterator[list[str]]:
-    """Record a block; on rank 0 analyse it and print what `tell` and `tell_mesh` say, which the list then holds."""
+    """Record a block; on rank 0 analyse it, and print and append to the list the text of `tell` and `tell_mesh`."""
     from hvdkit.profiling.network import parse_network
     from hvdkit.profiling.recordings import as_recording
 

@@ -1,4 +1,4 @@
-"""Shares of a step's time on each rank: compute, loading, late ranks, exposed communication."""
+"""Splits a step's time on each rank into compute, loading, late ranks and exposed communication."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import numpy as np
 from hvdkit.profiling.recordings import Floats
 from hvdkit.profiling.steps import Steps
 
-_FIRST = 5  # steps that are left out where there are more than 20: memory is first touched and code compiled in them
-_PAUSE = 3.0  # times the median step: evaluation or a checkpoint, say
+_FIRST = 5  # steps that are left out if there are more than 20: they first touch memory and compile code
+_PAUSE = 3.0  # times the median step: a longer step has for example an evaluation or a checkpoint
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Seconds of each step on each rank, (R, n); they add up to `step`.
+    """The seconds of each step on each rank, (R, n): compute, loading, late and exposed add up to `step`.
 
-    loading: waiting for data. late: waiting for ranks that came later. exposed: communication that compute did not
-    hide, with copies to and from buckets. compute: the rest. waited_for: how long the other ranks waited for this one,
-    on average. usual: False for pauses, (n,).
+    step: the whole step.
+    compute: the rest of the step.
+    loading: waiting for data.
+    late: waiting for ranks that came later.
+    exposed: communication that did not overlap with compute, with copies to and from buckets.
+    waited_for: mean time that the other ranks waited for this rank.
+    usual: (n,), False for pauses.
     """
 
     step: Floats
@@ -34,9 +38,9 @@ class Shares:
 def split_steps(steps: Steps) -> Shares:
     """Split the time of all steps.
 
-    The last rank of a step is the one whose last bucket is ready last. While it computes the others wait for it, even
-    if the network is busy meanwhile: the step could not have ended before. While it waits itself, and after its last
-    bucket is ready, all ranks wait for the network.
+    The last rank of a step is the rank whose last bucket is ready last. While it computes, the others wait for it, even
+    if the network is busy meanwhile, because the step could not have ended before. While it waits itself, and after its
+    last bucket is ready, all ranks wait for the network.
     """
     whole = steps.reduced - steps.waiting
     last = steps.ready[:, :, -1].argmax(axis=0)
@@ -51,7 +55,7 @@ def split_steps(steps: Steps) -> Shares:
 
 
 def _overlap(steps: Steps, last: np.typing.NDArray[np.intp]) -> Floats:
-    """Of each wait, (R, n, B), the time in which the step's last rank, (n,), computed."""
+    """Return for each wait, (R, n, B), the time in which the step's last rank, (n,), computed."""
     overlap = np.zeros_like(steps.waiting)
     for at, rank in enumerate(last):
         own = np.stack([steps.waiting[rank, at], steps.reduced[rank, at]], axis=1)  # (B, 2), in the order of time
@@ -62,7 +66,7 @@ def _overlap(steps: Steps, last: np.typing.NDArray[np.intp]) -> Floats:
 
 
 def _work(times: Floats, waits: Floats, until: float) -> Floats:
-    """How long a rank computed before `times`, less a constant: not in `waits`, and not after `until`."""
+    """Return the compute time of a rank before each of `times`, minus a constant: outside `waits` and up to `until`."""
     before = np.minimum(times, until)
     waited = np.concatenate([[0.0], np.cumsum(waits[:, 1] - waits[:, 0])])
     result: Floats = before - np.interp(before, waits.ravel(), np.stack([waited[:-1], waited[1:]], axis=1).ravel())

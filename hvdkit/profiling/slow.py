@@ -1,4 +1,4 @@
-"""Stragglers: the rank, or the host, that the others wait for; since which step, by how much, and for data or not."""
+"""Finds stragglers: the rank or host for which the others wait, the first such step, the time, and if data is slow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from hvdkit.profiling.recordings import Floats
 from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
 
-_SHARE = 0.1  # of a step: less is not reported
-_LEAST = 20  # steps
-_MOST = 0.75  # of all waiting for late ranks, and of the steps since it began
+_SHARE = 0.1  # of a step: a shorter wait is not reported
+_LEAST = 20  # smallest number of steps
+_MOST = 0.75  # smallest fraction of all waiting for late ranks, and of the steps since its start
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Ranks that are waited for. ranks: one, or all of `host`.
+    """Slow ranks, for which the others wait.
 
-    since: number of the first step; None for the first recorded one. part: of all steps. step_s: a step since then.
-    waited_s: by each other rank in a step, on average. times: the ranks' own time in a step, compute and data, over
-    that of the others. loading_s: by how much they wait longer for data than the others.
+    ranks: one rank, or all ranks of `host`.
+    host: their host.
+    since: number of the first such step; None for the first recorded step.
+    part: fraction of all steps since then.
+    step_s: mean seconds of a step since then.
+    waited_s: mean seconds that each other rank waits in a step.
+    times: the ranks' own time in a step (compute and data) over that of the others.
+    loading_s: seconds in a step by which they wait longer for data than the others.
     """
 
     ranks: tuple[int, ...]
@@ -36,7 +41,7 @@ class Slow:
 
 
 def find_slow(steps: Steps, shares: Shares) -> Slow | None:
-    """The rank, or all ranks of a host, that at least 75 % of the waiting is for; None if there is none."""
+    """Return the rank, or all ranks of a host, that cause at least 75 % of the waiting; None if there is none."""
     usual = np.flatnonzero(shares.usual)
     total = shares.waited_for[:, usual].sum(axis=0)
     best: tuple[float, list[int], int] | None = None
@@ -51,7 +56,7 @@ def find_slow(steps: Steps, shares: Shares) -> Slow | None:
             continue
         if steady < _MOST or since.sum() < _MOST * total[start:].sum():
             continue
-        if best is None or since.sum() > 1.2 * best[0]:  # a host's ranks only if one of them is not it
+        if best is None or since.sum() > 1.2 * best[0]:  # a whole host only if it is not just one of its ranks
             best = float(since.sum()), members, start
     if best is None:
         return None
@@ -74,7 +79,7 @@ def find_slow(steps: Steps, shares: Shares) -> Slow | None:
 
 
 def find_change(series: Sequence[float] | Floats) -> int:
-    """The index from which a series is at least twice as large; 0 if there is none. A few outliers do not count."""
+    """Return the index from which a series is at least twice as large; 0 if none. A few outliers do not count."""
     values = np.asarray(series, np.float64)
     if len(values) < 20:
         return 0

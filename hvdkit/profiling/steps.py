@@ -1,4 +1,4 @@
-"""The steps that all ranks recorded, on one clock."""
+"""Finds the steps that all ranks recorded, and converts their times to one clock."""
 
 from __future__ import annotations
 
@@ -16,18 +16,33 @@ _FILLING, _READY, _HANDED, _WAITING, _REDUCED, _TAKEN = range(len(STAMPS))
 
 _Key = tuple[str, tuple[int, ...], tuple[int, ...]]
 
-#: Steps over which the clocks of two hosts keep their distance.
+#: Number of steps over which the offset between the clocks of two hosts counts as constant.
 _STEADY = 51
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The rounds of one plan as steps: a step begins where the one before ends, and ends with its results in place.
+    """The rounds of one plan as steps: a step begins at the end of the previous step, and ends with its results.
 
-    ranks: R of them. numbers: of the n rounds. The other arrays are (R, n), or (R, n, B) for B buckets; times are in
-    seconds, on the clock of the first rank's host.
-    loading: seconds of waiting for data. extra: seconds in which training stood still for other plans. loaders: number
-    of processes that load data, -1 if that is not known.
+    Times are in seconds, on the clock of the first rank's host; arrays are (R, n), or (R, n, B) for B buckets. See
+    HEAD and STAMPS in engine/observe/recording.py.
+
+    ranks: the R ranks.
+    plan: the plan.
+    numbers: (n,), the numbers of the rounds.
+    began: start of the step.
+    finishing: time at which backward had ended.
+    ended: end of the step.
+    loading: seconds of waiting for data.
+    loaded: end of the last wait for data.
+    extra: seconds in which training waited for other plans.
+    loaders: number of processes that load data, -1 if unknown.
+    filling: (R, n, B), start of filling the bucket.
+    ready: (R, n, B), end of filling.
+    handed: (R, n, B), time at which the transport has started the bucket.
+    waiting: (R, n, B), time at which training begins to wait for it.
+    reduced: (R, n, B), time at which training finds it reduced.
+    taken: (R, n, B), time at which its results are copied out.
     """
 
     ranks: tuple[RankFacts, ...]
@@ -49,14 +64,14 @@ class Steps:
 
     @property
     def seconds(self) -> Floats:
-        """The duration of each step, (R, n)."""
+        """Return the duration of each step, (R, n)."""
         return self.ended - self.began
 
 
 def find_steps(recordings: Sequence[RankRecording]) -> Steps:
-    """The steps of the plan with the most rounds, the most ranks and the most bytes, in this order, of all its ranks.
+    """Return the steps of the plan with the most rounds; among equals, with the most ranks, then the most bytes.
 
-    Raises ProfileError if there are none.
+    Raises ProfileError if there are no steps that all ranks of the plan recorded.
     """
     if not recordings:
         raise ProfileError(
@@ -76,7 +91,7 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
     chosen = max(plans, key=lambda key: (plans[key], len(key[1]), sum(key[2])))
     mine = [(each, facts, rows) for each in recordings for facts, rows in each.plans if _key(facts) == chosen]
     facts = mine[0][1]
-    numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the beginning of the first one is not known
+    numbers = _common([rows[:, _ROUND] for _, _, rows in mine])[1:]  # the start of the first step is unknown
     if not len(numbers):
         raise ProfileError("There are fewer than two steps that all ranks have recorded. Let the script run longer.")
     tables = [rows[np.searchsorted(rows[:, _ROUND], numbers)] for _, _, rows in mine]
@@ -102,17 +117,17 @@ def find_steps(recordings: Sequence[RankRecording]) -> Steps:
 
 
 def _of_gradients(recording: RankRecording) -> RankRecording:
-    """Without steps on a mesh: see mesh_steps.py."""
+    """Return the recording without steps on a mesh: see mesh_steps.py."""
     return RankRecording(recording.facts, [(facts, rows) for facts, rows in recording.plans if not facts.parts])
 
 
 def _key(facts: PlanFacts) -> _Key:
-    """The identity of a plan: a plan of other parameters or tuned settings may have the same name."""
+    """Return a key of a plan, because a plan of other parameters or tuned settings may have the same name."""
     return facts.name, facts.ranks, facts.nbytes
 
 
 def _common(numbers: Sequence[Floats]) -> Floats:
-    """The numbers that all arrays have, rising, after the last gap."""
+    """Return the numbers in all arrays, in rising order, after the last gap."""
     common = numbers[0]
     for other in numbers[1:]:
         common = np.intersect1d(common, other)
@@ -121,10 +136,11 @@ def _common(numbers: Sequence[Floats]) -> Floats:
 
 
 def _line_up(nodes: Sequence[str], done: Floats) -> Floats:
-    """The offset, (R, n), from each rank's clock to that of the first rank's host.
+    """Return the offset, (R, n), from each rank's clock to the clock of the first rank's host.
 
-    All ranks have the sum of the last bucket at the same time, to within a message; of each host the first rank counts.
-    done: the time of that on each rank's clock, (R, n). A running median removes noise.
+    All ranks get the sum of the last bucket at the same time, to within the time of a message; of each host the first
+    rank to get it counts. A running median removes noise.
+    nodes: of each rank, equal for ranks with the same clock. done: that time on each rank's clock, (R, n).
     """
     shift = np.zeros_like(done)
     by_node = {
@@ -138,7 +154,7 @@ def _line_up(nodes: Sequence[str], done: Floats) -> Floats:
 
 
 def _smooth(values: Floats) -> Floats:
-    """A running median."""
+    """Return the running median of the values."""
     width = min(_STEADY, len(values) | 1)
     padded = np.pad(values, width // 2, mode="edge")
     result: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)[: len(values)]
@@ -148,7 +164,7 @@ def _smooth(values: Floats) -> Floats:
 def _others(
     recordings: Sequence[RankRecording], plan: PlanFacts, began: Floats, ended: Floats
 ) -> tuple[Floats, Floats]:
-    """Seconds of these steps in other plans, and of waiting for data before their rounds, each (R, n)."""
+    """Return the seconds of these steps in other plans, and in waits for data before those plans' rounds, (R, n)."""
     extra, loading = np.zeros_like(ended), np.zeros_like(ended)
     for rank, recording in enumerate(recordings):
         for facts, rows in recording.plans:

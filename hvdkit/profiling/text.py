@@ -1,4 +1,4 @@
-"""The verdict as text."""
+"""Describes the verdict as text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _LABELS = {
     "late_s": "waiting for slower ranks",
     "exposed_s": "exposed communication",
 }
-_SHOWN = 16  # ranks
+_SHOWN = 16  # limit of ranks shown
 _WORTH = 0.03  # of a step
 
 
 def describe(verdict: Verdict) -> str:
-    """The whole verdict, in lines."""
+    """Describe the whole verdict in lines."""
     parts = _list_shares, _list_ranks, _list_slow, _list_advice, _list_strategies
     return "\n\n".join("\n".join(part(verdict)) for part in parts)
 
 
 def describe_slow(verdict: Verdict) -> str:
-    """The straggler, in a sentence; "" if there is none."""
+    """Describe the straggler in a sentence; "" if there is none."""
     slow = verdict.slow
     if slow is None:
         return ""
@@ -37,7 +37,7 @@ def describe_slow(verdict: Verdict) -> str:
 
 
 def show_s(seconds: float) -> str:
-    """A time with its unit: us, ms or s."""
+    """Format a time with its unit: us, ms or s."""
     if abs(seconds) < 1e-3:
         return f"{1e6 * seconds:.3g} us"
     return f"{1e3 * seconds:.3g} ms" if abs(seconds) < 10 else f"{seconds:.3g} s"

@@ -1,4 +1,4 @@
-"""The verdict on a recording, in numbers: shares of a step, stragglers, prediction for more hosts, advice."""
+"""Computes the verdict on a recording: shares of a step, stragglers, prediction for more hosts, advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvdkit.profiling.steps import Steps, find_steps
 
 @dataclass(frozen=True)
 class Parts:
-    """The mean shares of a step in seconds, which add up to the step. See Shares."""
+    """The mean shares of a step in seconds, which add up to the step; see Shares."""
 
     compute_s: float
     loading_s: float
@@ -27,13 +27,19 @@ class Parts:
 
     @property
     def step_s(self) -> float:
-        """The whole step."""
+        """Return the seconds of the whole step."""
         return self.compute_s + self.loading_s + self.late_s + self.exposed_s
 
 
 @dataclass(frozen=True)
 class RankParts:
-    """The shares of one rank. waited_for_s: how long the others waited for it in a step."""
+    """The mean shares of one rank.
+
+    rank: its number.
+    host: name of its host.
+    parts: the shares.
+    waited_for_s: mean seconds that each other rank waited for it in a step.
+    """
 
     rank: int
     host: str
@@ -43,7 +49,13 @@ class RankParts:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step on `hosts` hosts, `times` those of the job. efficiency: throughput over `times` the present one."""
+    """The prediction of a step on more hosts.
+
+    times: multiple of the job's hosts.
+    hosts: number of hosts.
+    step_s: seconds of the step.
+    efficiency: the throughput over `times` the job's throughput.
+    """
 
     times: int
     hosts: int
@@ -55,9 +67,25 @@ class Predicted:
 class Verdict:
     """The numbers of `hvdkit profile`, as its --json prints them.
 
-    first, last: numbers of the first and last step. count: of the steps that count. pauses: number of steps that took
-    much longer than usual, and do not count. pauses_s: seconds beyond usual steps in all of them. missing: ranks
-    without a recording. loaders: processes that load data, -1 if that is not known.
+    size: number of ranks of the plan.
+    hosts: names of the hosts.
+    transport: name of the transport.
+    first: number of the first step.
+    last: number of the last step.
+    count: number of steps that count.
+    parts: mean shares of a step, of all ranks.
+    ranks: mean shares of each rank.
+    slow: the straggler; None for none.
+    pauses: number of steps that took much longer than usual, and do not count.
+    pauses_s: total seconds of these steps beyond usual steps.
+    missing: ranks of the plan without a recording.
+    loaders: number of processes that load data, -1 if unknown.
+    buckets: bytes of each bucket.
+    network: the network to predict for.
+    predicted: the step on multiples of the job's hosts.
+    scaling: speedup and efficiency against one rank.
+    advice: changes that would shorten a step, largest saving first.
+    strategies: predicted times with other strategies.
     """
 
     size: int
@@ -83,7 +111,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A verdict with the data that it is computed from, for drawings."""
+    """A verdict with the data from which it is computed, for drawings.
+
+    verdict: the verdict.
+    steps: the recorded steps.
+    shares: the shares of their time.
+    scaling: the fitted model.
+    """
 
     verdict: Verdict
     steps: Steps
@@ -94,9 +128,10 @@ class Analysis:
 def analyse(
     recordings: Sequence[RankRecording], network: Network | None = None, one_rank_s: float | None = None
 ) -> Analysis:
-    """Compute the verdict on a recording. network: between hosts, to predict for; that of the job if None.
+    """Compute the verdict on a recording.
 
-    one_rank_s: seconds of a step on one rank with the same batch a rank, to compare with; estimated if None.
+    recordings: of all ranks that sent one. network: the network between hosts to predict for; None for the job's.
+    one_rank_s: seconds of a step on one rank with the same batch a rank, to compare with; None to estimate it.
     Raises ProfileError if there are no steps that all ranks took.
     """
     steps = find_steps(recordings)

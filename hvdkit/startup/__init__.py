@@ -1,8 +1,9 @@
-"""What ranks do before the script's first framework: `hvdrun --alias-horovod` and the like, with no line in the script.
+"""Runs code on ranks before the script imports a framework, for `hvdrun --alias-horovod` and similar options.
 
-hvdrun puts the folder `site` in front of PYTHONPATH. Python imports `sitecustomize` from there when it starts, and that
-calls begin() at the first import of a framework or of Horovod. A process that imports neither is left as it is, but for
-a finder that never finds anything. A Python that is told to ignore PYTHONPATH (-I, -E) or site (-S) is not reached.
+The script needs no extra line: hvdrun puts the folder `site` in front of PYTHONPATH. Python imports `sitecustomize`
+from there when it starts, and that calls begin() at the first import of a framework or of Horovod. A process that
+imports neither is unchanged, except for a finder that never finds anything. This does not work if Python ignores
+PYTHONPATH (-I, -E) or site (-S).
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from pathlib import Path
 
 SITE = str(Path(__file__).with_name("site"))
 
-#: Variable -> the module whose import does what it asks for, in this order.
+#: Variable -> the module whose import does what the variable requests; imported in this order.
 MODULES = {
     "HVDKIT_ALIAS_HOROVOD": "hvdkit.alias_horovod",
     "HVDKIT_MPI_BACKEND": "hvdkit.aliasing.torch_mpi",
     "HVDKIT_WRAP": "hvdkit.wrap",
-    "HVDKIT_COMPARE": "hvdkit.tools.compare.recorder.start",  # last: what it sees is what the script sees
+    "HVDKIT_COMPARE": "hvdkit.tools.compare.recorder.start",  # last: it must see the same modules as the script
 }
 
 
 def plan_variables(asked: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make ranks begin with what is asked for.
+    """Return the variables that make ranks import the requested modules; {} if nothing is requested.
 
-    asked: names out of MODULES with their values. environ: that ranks would have without them. {} for nothing asked.
+    asked: names from MODULES with their values. environ: the environment that the ranks would have without them.
     """
     if not asked:
         return {}
@@ -39,11 +40,11 @@ def plan_variables(asked: Mapping[str, str], environ: Mapping[str, str]) -> dict
 
 
 def modules_asked_for(environ: Mapping[str, str]) -> Iterable[str]:
-    """The modules to import, in their order."""
+    """Return the modules that the variables request, in the order of MODULES."""
     return [module for name, module in MODULES.items() if environ.get(name, "") not in ("", "0")]
 
 
 def begin(environ: Mapping[str, str] | None = None) -> None:
-    """Import what the environment asks for."""
+    """Import the modules that the environment requests."""
     for module in modules_asked_for(os.environ if environ is None else environ):
         importlib.import_module(module)

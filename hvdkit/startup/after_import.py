@@ -1,4 +1,4 @@
-"""Do something to a module right after it was imported, whoever imports it."""
+"""Calls functions right after a module was imported, whichever code imports it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Act = Callable[[ModuleType], object]
 
 
 def after_import(name: str, act: Act) -> None:
-    """Call `act` with the module of this full name once it has been imported; at once if that has happened.
+    """Call `act` with the module of this full name right after its import; at once if it is imported already.
 
-    What `act` raises comes out of the import. Several are called in the order in which they were asked for.
+    An exception of `act` is raised from the import. Several functions are called in the order of registration.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
@@ -26,7 +26,7 @@ def after_import(name: str, act: Act) -> None:
 
 
 class _Finder:
-    """Finds the awaited modules as the other finders do, with a loader that calls the acts when it is done."""
+    """Finds the awaited modules by the other finders, and makes their loaders call the registered functions."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Act]] = {}
@@ -47,7 +47,7 @@ class _Finder:
 
 
 class _Loader:
-    """Another loader, and the acts after it."""
+    """Runs another loader, then the registered functions."""
 
     def __init__(self, loader: Any, waiting: dict[str, list[Act]]) -> None:
         self._loader, self._waiting = loader, waiting

@@ -1,4 +1,4 @@
-"""By which addresses this host may be reached: of its interfaces, and towards another host. IPv4."""
+"""Finds this host's IPv4 addresses: those of its interfaces, and the source address towards another host."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def is_loopback(address: str) -> bool:
-    """Does the address stay within its host?"""
+    """Return whether this is a loopback address."""
     return address.startswith("127.")
 
 
 def read_interface(variables: Mapping[str, str]) -> str:
-    """The interface that Gloo is to use; "" for none in particular. Torch's variable comes before Horovod's."""
+    """Return the interface that the variables select for Gloo; "" for none. Torch's variable comes before Horovod's."""
     for name in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
         if variables.get(name):
             return variables[name].partition(",")[0].strip()
@@ -29,7 +29,7 @@ def read_interface(variables: Mapping[str, str]) -> str:
 
 
 def address_of(interface: str) -> str:
-    """The address of an interface, "eth0" say. Raises TransportError if there is none, with those that there are."""
+    """Return the address of an interface such as "eth0". Raises TransportError, with the host's interfaces, if none."""
     address = _look_up(interface)
     if address is None:
         there = ", ".join(f"{name} ({_look_up(name) or 'no address'})" for _, name in socket.if_nameindex())
@@ -41,7 +41,7 @@ def address_of(interface: str) -> str:
 
 
 def address_towards(host: str) -> str:
-    """The address from which this host would speak to another one; the loopback's if that is not known."""
+    """Return the address from which this host would send to another host; the loopback address if unknown."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         return str(probe.getsockname()[0])
@@ -49,7 +49,7 @@ def address_towards(host: str) -> str:
 
 
 def list_addresses(first: str) -> list[str]:
-    """All addresses of this host: `first`, then the others, those of the loopback last."""
+    """Return all addresses of this host: `first`, then the others, loopback addresses last."""
     found = [_look_up(name) for _, name in socket.if_nameindex()]
     unique = dict.fromkeys([first, *(one for one in found if one is not None), LOOPBACK])
     return sorted(unique, key=is_loopback)

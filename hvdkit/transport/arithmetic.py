@@ -1,4 +1,4 @@
-"""Arithmetic: adding, scaling and casting buffers; with numpy, a piece at a time so that each piece stays in cache."""
+"""Adds, scales and casts buffers; with numpy, in chunks that stay in the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _LARGEST: dict[str, float] = {
 
 
 def check_reduction(dtype: str, op: str, call: str) -> None:
-    """Raise TypeError where no reduction of the dtype is defined. op: an Op, or "average". call: for the message."""
+    """Raise TypeError if the reduction is not defined for the dtype.
+
+    op: an Op, or "average". call: the name of the call, for the message.
+    """
     if dtype in FLOAT8:
         raise TypeError(
             f"{call}: op {op} of {dtype} is not supported. With at most 4 bits of mantissa, sums overflow or are "
@@ -44,29 +47,32 @@ def check_reduction(dtype: str, op: str, call: str) -> None:
 
 
 def check_scale(dtype: str, scale: float) -> None:
-    """Raise ValueError for a factor on numbers that are not multiplied with factors."""
+    """Raise ValueError for a factor other than 1 if numbers of this dtype cannot be scaled."""
     if scale != 1.0 and dtype not in SCALED:
         raise ValueError(f"cannot scale {dtype} by {scale}; only floating-point and complex tensors can be scaled")
 
 
 class Arithmetic(Protocol):
-    """What transports do with numbers."""
+    """The operations that transports do on numbers."""
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
-        """out = scale * op(sources), element by element; float16 and bfloat16 in float32, rounded once.
+        """Set out = scale * op(sources), element-wise; float16 and bfloat16 in float32, rounded once.
 
-        out: may be one of `sources`; wider than they are if they are of 16 bits. scale: 1.0 for integers and bools.
+        out: may be one of `sources`; may have a wider dtype than 16-bit sources.
+        sources: buffers of the same dtype and number of elements.
+        op: the reduction.
+        scale: 1.0 for integers and bools.
         """
 
     def cast(self, out: Buffer, source: Buffer, scale: float = 1.0) -> None:
-        """out = scale * source in out's dtype; finite values too large for it become its largest, inf and nan stay."""
+        """Set out = scale * source in out's dtype; too large finite values become its largest, inf and nan stay."""
 
     def copy(self, out: Buffer, source: Buffer) -> None:
-        """out = source, same dtype."""
+        """Set out = source; both have the same dtype."""
 
 
 class NumpyArithmetic:
-    """Arithmetic that needs nothing but numpy. Keeps no state, so any thread may use it.
+    """Arithmetic with numpy alone. It has no state, so any thread may use it.
 
     A sum is taken in the order of `sources`, whichever of them is `out`. Integers wrap; a sum or product of bools is
     their or / and; a sum too large for its dtype is inf.
@@ -75,8 +81,7 @@ class NumpyArithmetic:
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         """See Arithmetic.combine.
 
-        Raises ValueError for buffers that do not match, or a scale on integers; TypeError for what check_reduction
-        refuses.
+        Raises ValueError for buffers that do not match, or a scale on integers; TypeError as check_reduction().
         """
         dtype = sources[0].dtype
         fits = dtype == out.dtype or (dtype in HALF and out.dtype in ("float32", "float64"))
@@ -129,12 +134,12 @@ def _pieces(count: int, step: int) -> Iterator[slice]:
 
 def _combine_plain(out: Array, sources: Sequence[Array], function: np.ufunc, scale: float) -> None:
     step = _CHUNK_BYTES // out.itemsize
-    if out.size <= step and len(sources) == 2:  # small ones, which are waited for
+    if out.size <= step and len(sources) == 2:  # small buffers, for which ranks wait
         function(sources[0], sources[1], out=out)
         if scale != 1.0:
             _scale(out, scale, out)
         return
-    # The first two sources are read before `out` is written; one that comes later must not be overwritten.
+    # The first two sources are read before `out` is written; a later source must not be overwritten.
     scratch = None
     if any(np.may_share_memory(out, later) for later in sources[2:]):
         scratch = np.empty(min(out.size, step), out.dtype)
@@ -168,8 +173,8 @@ def _combine_half(out: Buffer, sources: Sequence[Array], dtype: str, function: n
 
 
 def _scale(values: Array, scale: float, out: Array) -> None:
-    """Multiply; where one over a whole number is meant, divide, since 1/3 is itself rounded."""
-    if values.dtype.kind == "c":  # part by part: a product of complex numbers would make nan of inf
+    """Multiply by `scale`; divide instead if it is the reciprocal of a whole number, because 1/3 is itself rounded."""
+    if values.dtype.kind == "c":  # real and imaginary parts separately: a complex product would turn inf into nan
         part = values.real.dtype
         values, out = values.view(part), out.view(part)
     divisor = round(1 / scale) if scale else 0
@@ -180,7 +185,7 @@ def _scale(values: Array, scale: float, out: Array) -> None:
 
 
 def _widen(array: Array, dtype: str, scratch: Array) -> Array:
-    """The numbers of `array` in scratch's dtype: `array` itself if it has it already, else written to `scratch`."""
+    """Return the numbers of `array` in scratch's dtype: `array` itself if it has this dtype, else `scratch`, filled."""
     if dtype == "bfloat16":
         # A bfloat16 is the upper half of a float32.
         target = scratch if scratch.dtype == np.float32 else np.empty(scratch.size, np.float32)
@@ -200,15 +205,15 @@ def _widen(array: Array, dtype: str, scratch: Array) -> Array:
 
 @functools.cache
 def _wide_halves() -> NDArray[np.float32]:
-    """The float32 of each float16, (65536,), by its bits: looking them up takes half the time of numpy's cast.
+    """Return a table of the float32 of each float16, (65536,), by its bits: it takes half the time of numpy's cast.
 
-    Multiplying the shifted bits is faster still, but wrong where a framework's thread takes denormals for zero.
+    Multiplying the shifted bits is faster still, but wrong if a framework's thread treats denormals as zero.
     """
     return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def _narrow(values: Array, out: Array, dtype: str) -> None:
-    """Write `values` to `out`, rounded to the nearest, ties to even."""
+    """Write `values` to `out`, rounded to nearest, ties to even."""
     if dtype == "bfloat16":
         out[:] = _round_bfloat16(values.astype(np.float32, copy=False))
     else:
@@ -216,7 +221,7 @@ def _narrow(values: Array, out: Array, dtype: str) -> None:
 
 
 def _round_bfloat16(values: NDArray[np.float32]) -> NDArray[Any]:
-    """The 16 bits of each value as bfloat16."""
+    """Return the 16 bits of each value as bfloat16."""
     bits = values.view(np.uint32)
     rounded = np.right_shift(bits, np.uint32(16))
     rounded &= np.uint32(1)
@@ -225,14 +230,14 @@ def _round_bfloat16(values: NDArray[np.float32]) -> NDArray[Any]:
     rounded >>= np.uint32(16)
     if np.isnan(values.max(initial=-np.inf)):
         nan = np.isnan(values)
-        # Rounding could carry a nan's last bits into inf or zero: keep its sign and make it quiet.
+        # Rounding could turn a nan into inf or zero by a carry: keep its sign and make it a quiet nan.
         rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
     return rounded.astype(STORAGE["bfloat16"])
 
 
 def _clamp(values: Array, source: Array, dtype: str, largest: float) -> Array:
-    """The values within +-largest, but where `source` is inf or nan as they are."""
+    """Clamp the values to +-largest, except where `source` is inf or nan."""
     if values.size == 0 or (values.min() >= -largest and values.max() <= largest):
-        return values  # a nan compares false, so it takes the long way
+        return values  # comparisons with nan are False, so a nan does not return here
     finite = np.isfinite(_widen(source, dtype, np.empty(source.size, values.dtype)))
     return np.where(finite, np.clip(values, -largest, largest), values)

@@ -1,6 +1,6 @@
-"""The interface of a backend, beside moving bytes. A backend, MPI or Gloo, connects processes that share no memory.
+"""The interface of a backend, MPI or Gloo, which connects processes that share no memory.
 
-Each is a module that has the functions of Backend; transport/select.py finds it by name.
+Each backend is a module with the functions of Backend; transport/select.py finds it by name. Transport moves the bytes.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ Abort = Callable[[int], None]
 
 
 class Newcomers(Protocol):
-    """Ranks that are being started in the place of lost ones; all ranks of the world hold one of these."""
+    """Replacement ranks that are being started; every rank of the world has such an object."""
 
     @property
     def starters(self) -> list[int]:
-        """On rank 0: the ranks that have started those that are ready, one a host."""
+        """Return, on rank 0, the ranks that have started the ready replacements, one for each host."""
 
     def take_in(self, starters: Sequence[int]) -> None:
-        """Take the ready ones into the world, behind its ranks; collective. starters: rank 0's, on all ranks.
+        """Add the ready replacements to the world, after its ranks; collective. starters: rank 0's, on all ranks.
 
-        Raises RankLostError, on all ranks, if one of them or of the world's has died; nobody is taken in then.
+        Raises RankLostError on all ranks, and adds no rank, if a replacement or a rank of the world has died.
         """
 
     def forget(self) -> None:
-        """Training is over: stop to wait for them. Not collective."""
+        """Stop waiting for the replacements, because training has ended. Not collective."""
 
     def give_up(self) -> None:
-        """Stop to wait for those that are not ready; if they come later they end. Not collective."""
+        """Stop waiting for replacements that are not ready; if they come later, they end. Not collective."""
 
 
 class Membership(Protocol):
-    """The ranks of a world that goes on without those that died, and takes in new ones."""
+    """Changes the ranks of a world: it continues without dead ranks, and adds new ranks."""
 
     def changed(self) -> bool:
-        """Are the ranks others than the launcher started?"""
+        """Return whether the ranks differ from those that the launcher started."""
 
     def rank(self) -> int:
-        """This process's number among the ranks that there are now."""
+        """Return this process's number in the present world."""
 
     def size(self) -> int:
-        """How many ranks there are now."""
+        """Return the number of ranks in the present world."""
 
     def interrupt(self) -> None:
         """Make every call of any rank on hvdkit's connections fail, now and later; not collective."""
 
     def shrink(self) -> int:
-        """Go on with the ranks that are left, in their order; collective among them. Returns how many have gone."""
+        """Continue with the surviving ranks, in their order; collective among them. Returns how many have died."""
 
     def is_so_on_all(self, true: bool) -> bool:
-        """Is it true on every rank? The same answer on all; collective. Raises RankLostError if one has died."""
+        """Return on every rank whether `true` is True on all; collective. Raises RankLostError if a rank has died."""
 
     def changing(self) -> AbstractContextManager[None]:
-        """Within, the world's connections are made anew while a thread may still be starting ranks."""
+        """Return a context in which the world is reconnected while a thread may still be starting ranks."""
 
     def start_ranks(
         self,
@@ -71,32 +71,38 @@ class Membership(Protocol):
         ready: Callable[[float], None],
         died: Callable[[], bool],
     ) -> Newcomers:
-        """Start ranks in threads, on the hosts of those that are left; collective. Returns at once.
+        """Start ranks in threads, on the hosts of the surviving ranks; collective. Returns at once.
 
-        command: that starts those of this host. counts: how many each rank starts; the first rank of a host counts.
-        first: the first rank of this host. host: as the launcher calls this host; "" if there is no other one. ready:
-        called on rank 0, in another thread, with the time when all of them are ready to be taken in, or when it is
-        plain that some never will be. died: has one of them?
+        command: command line that starts the ranks of this host.
+        counts: how many ranks each rank starts; only the first rank of a host starts any.
+        first: the first rank of this host.
+        host: this host's name for the launcher; "" if the world has only this host.
+        ready: called on rank 0, in another thread, with the time, when all new ranks are ready, or when it is certain
+        that some will never be.
+        died: returns whether one of the new ranks has died.
         """
 
 
 class Backend(Protocol):
-    """A module of these functions."""
+    """The functions of a backend's module."""
 
     def can_load(self) -> bool:
-        """Is the library here? Loads it, and starts nothing."""
+        """Return whether the library is installed; loads it without starting it."""
 
     def connect(self, world: World, part: Part | None) -> tuple[BaseTransport, Abort | None]:
-        """Connect the ranks; collective.
+        """Connect the ranks, and return their transport and an Abort; collective.
 
-        world: as the launcher told it. part: the processes that make the world; None for all of the job. Returns also
-        what ends all ranks of the job; None where ending this process is enough.
+        world: as read from the launcher's variables. part: the processes of the world; None for the whole job.
+        The Abort is None if ending this process is enough to end the job.
         Raises MissingDependencyError without the library, WorldError if it and the launcher disagree, ConfigError for a
-        part that there is not, TransportError if the ranks do not reach each other.
+        part that does not exist, TransportError if the ranks cannot reach each other.
         """
 
     def takes_calls_from_threads(self) -> bool:
-        """May the script call the library too while hvdkit works?"""
+        """Return whether the script may call the library too while hvdkit uses it in another thread."""
 
     def open_membership(self) -> Membership | None:
-        """For a world whose ranks change; None if this backend's stay. Raises TransportError if the library cannot."""
+        """Return the Membership of a world whose ranks change; None if the backend has only fixed worlds.
+
+        Raises TransportError if the library does not support it.
+        """

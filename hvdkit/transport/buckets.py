@@ -1,4 +1,4 @@
-"""Buckets of a plan: what they are, and the base class of those whose reduction is a sequence of steps."""
+"""Defines the buckets of a plan, and the base class of buckets whose operations progress in steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.transport.buffer import STORAGE, Buffer, Narrow, Op
 from hvdkit.transport.coding.api import Coding, Matrix
 from hvdkit.transport.polling import Backoff, calls
 
-#: Stays in a core's own cache between the sum and the copies of it.
+#: A chunk of this size stays in a core's own cache between the sum and the copies of the sum.
 CHUNK_BYTES = 512 * 1024
 
 
@@ -24,11 +24,17 @@ CHUNK_BYTES = 512 * 1024
 class BucketSpec:
     """One bucket of an agreed plan, the same on all ranks.
 
-    count: elements. prescale: factor on each node's sum, before the wire. postscale: factor on the result.
-    wire: dtype between hosts, "none" for the bucket's own; or a coding, which leaves the last `exact` elements as they
-    are. matrices: the tensors before those, in rising order, where the coding is one of matrices.
-    chunk_bytes: that a rank sums and hands out at a time, where ranks share memory. algorithm: between hosts, see
-    BetweenHosts; that of the transport if it is "auto". Raises TypeError as check_reduction does.
+    dtype: the elements' dtype.
+    count: number of elements.
+    op: the reduction.
+    prescale: factor on each host's sum, before the wire.
+    postscale: factor on the result.
+    wire: dtype between hosts, "none" for the bucket's own; or a coding.
+    exact: number of elements, at the end of the bucket, that a coding sends unchanged.
+    chunk_bytes: bytes that a rank sums and hands out at a time if ranks share memory.
+    algorithm: algorithm between hosts, see BetweenHosts; "auto" for the transport's.
+    matrices: the tensors before the exact elements, in rising order, if the coding is one of matrices.
+    Raises TypeError as check_reduction() does.
     """
 
     dtype: str
@@ -47,17 +53,17 @@ class BucketSpec:
 
     @property
     def narrow(self) -> Narrow:
-        """The dtype between hosts of what is not coded."""
+        """Return the wire dtype of the uncoded elements; "none" for the bucket's own."""
         return self.wire if isinstance(self.wire, str) else "none"
 
     @property
     def wire_dtype(self) -> str:
-        """The dtype between hosts of what is not coded; the bucket's own if no other was asked for."""
+        """Return the wire dtype of the uncoded elements; the bucket's own unless another was requested."""
         return self.dtype if self.narrow == "none" else self.narrow
 
 
 def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
-    """The beginning of `memory` as the numbers of a bucket."""
+    """Return the beginning of `memory` as the numbers of a bucket, sharing memory."""
     storage = STORAGE[spec.dtype]
     return Buffer(memory[: spec.count * storage.itemsize].view(storage), spec.dtype)
 
@@ -66,8 +72,8 @@ def see_as(memory: NDArray[np.uint8], spec: BucketSpec) -> Buffer:
 class InPlaceSegment:
     """A range of a bucket's elements whose values are reduced outside of the bucket's memory.
 
-    first: element of the bucket. source: the values. target: memory for the result: `source` itself, or a buffer of the
-    same size that does not overlap it. The caller leaves both alone until the bucket is reduced.
+    first: index of the first element in the bucket. source: the values. target: memory for the result: `source` itself,
+    or a buffer of the same size that does not overlap it. The caller must not use either until the bucket is reduced.
     """
 
     first: int
@@ -76,7 +82,7 @@ class InPlaceSegment:
 
 
 class Phases(NamedTuple):
-    """What an operation on a bucket does: sum it into shards, hand all shards out to all ranks, or both."""
+    """The phases of an operation on a bucket: sum it into shards, give all shards to all ranks, or both."""
 
     reduce_scatter: bool
     all_gather: bool
@@ -88,26 +94,30 @@ ALL_GATHER = Phases(reduce_scatter=False, all_gather=True)
 
 
 class Buckets(ABC):
-    """The buckets of one plan in memory of the transport's choice, reduced in place, again and again.
+    """The buckets of one plan, in memory that the transport chooses; each round reduces them in place.
 
-    A round of bucket i: the user fills memory[i]; start(i); memory[i] is left alone until finished(i) or wait(i); then
-    it holds the result, and is the user's. All ranks begin the operations in one order, a plan's buckets by their
-    index. Buckets i and i + depth share memory, so no more than `depth` of them are in use at a time.
+    A round of bucket i: the user fills memory[i] and calls start(i). The user must not touch memory[i] until
+    finished(i) or wait(i); then it holds the result, and belongs to the user. All ranks begin the operations in the
+    same order, a plan's buckets by their index. Buckets i and i + depth share memory, so at most `depth` buckets are in
+    use at a time.
 
-    The two phases of start(i), each an operation of its own that ends with finished(i) or wait(i): reduce_scatter(i)
-    sums every rank's memory[i] into shards; all_gather(i) gives every rank all shards. What the user writes to the
-    rank's shard in between reaches all ranks. The one may be called without the other, and start() beside them.
-    The results of both phases in sequence are those of start(i), to the bit, except between hosts where the allreduce
-    adds in another order than that of the ranks (algorithms "halving", "library", and "doubling" on more than two
-    hosts), or rounds the sum to a narrower wire dtype: all_gather(i) moves numbers as they are. A coding sends as much
-    for reduce_scatter(i) as for start(i).
+    The two phases of start(i) are also operations of their own, which end with finished(i) or wait(i):
+    reduce_scatter(i) sums every rank's memory[i] into shards; all_gather(i) gives every rank all shards. Values that
+    the user writes to the rank's shard in between reach all ranks. Each phase may be called without the other, and
+    plans may mix them with start().
+    The results of both phases in sequence equal those of start(i) to the bit, with two exceptions between hosts: an
+    allreduce that adds in another order than that of the ranks (algorithms "halving", "library", and "doubling" on more
+    than two hosts), and one that rounds the sum to a narrower wire dtype, because all_gather(i) moves numbers
+    unchanged. A coding sends as much for reduce_scatter(i) as for start(i).
 
-    owned: of each bucket the elements, as (start, stop), that no other rank reads in this rank's memory[i]: they need
-    not be filled where start() gets an in-place segment for them. May be empty.
-    shard: of each bucket the elements, as (start, stop), that this rank holds the sum of after reduce_scatter(i); the
-    other elements are undefined then. The shards of all ranks cover the bucket once; some are empty where a bucket is
-    short, or a host has more ranks than another one. Equal to owned on one host.
-    sent_bytes: how many bytes this rank gives to the network when all buckets are reduced once.
+    depth: how many buckets may be in use at a time.
+    sent_bytes: bytes that this rank sends over the network when all buckets are reduced once.
+    memory: the memory of each bucket.
+    owned: for each bucket the elements, as (start, stop), that no other rank reads in this rank's memory[i]. They need
+    not be filled if start() gets an in-place segment for them. May be empty.
+    shard: for each bucket the elements, as (start, stop), whose sum this rank holds after reduce_scatter(i); the other
+    elements are undefined then. The shards of all ranks cover the bucket once; some are empty if a bucket is short, or
+    if a host has more ranks than another host. On one host shard equals owned.
     """
 
     depth: int
@@ -118,7 +128,7 @@ class Buckets(ABC):
 
     @abstractmethod
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
-        """What start(), reduce_scatter() and all_gather() do, each with its phases."""
+        """Begin an operation for start(), reduce_scatter() and all_gather(), each with its phases."""
 
     def start(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Reduce the bucket as soon as all ranks have started it.
@@ -137,28 +147,28 @@ class Buckets(ABC):
     def all_gather(self, index: int, in_place: Sequence[InPlaceSegment] = ()) -> None:
         """Give this rank's shard of the bucket to all ranks as soon as they have called it.
 
-        in_place: as reduce_scatter()'s; their targets hold what is given.
+        in_place: as in reduce_scatter(); the targets hold the values to give.
         """
         self.begin(index, in_place, ALL_GATHER)
 
     @abstractmethod
     def advance(self) -> bool:
-        """Do what can be done without waiting; True if anything moved. Never blocks."""
+        """Make the progress that is possible without blocking; return True if anything progressed."""
 
     @abstractmethod
     def finished(self, index: int) -> bool:
-        """Is the operation on the bucket done? Only asks."""
+        """Return whether the operation on the bucket is done, without making progress."""
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Is any operation begun and not yet done?"""
+        """Return whether an operation was begun and is not yet done."""
 
     @abstractmethod
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
-        """Return when the operation on the bucket is done. Raises RankLostError if a rank it waits for has ended.
+        """Wait until the operation on the bucket is done. Raises RankLostError if a rank that it needs has ended.
 
-        watch: called now and then meanwhile, where that takes long; may raise.
+        watch: called now and then during a long wait; may raise.
         """
 
     @abstractmethod
@@ -181,21 +191,21 @@ def cover(memory: Buffer, owned: tuple[int, int], in_place: Sequence[InPlaceSegm
 
 
 def plan_memory(specs: Sequence[BucketSpec], depth: int | None) -> list[int]:
-    """The bytes of each piece of memory that the buckets take in turn: `depth` pieces, or one a bucket if None."""
+    """Return the bytes of each memory block: `depth` blocks, which the buckets use in turn; None: one a bucket."""
     sizes = [spec.count * STORAGE[spec.dtype].itemsize for spec in specs]
     pieces = min(depth or len(specs), len(specs))
     return [max(sizes[turn::pieces]) for turn in range(pieces)]
 
 
 def under_way(index: int) -> RuntimeError:
-    """The error of a bucket that is begun again before it is done."""
+    """Make the error of a bucket whose operation is begun again before it is done."""
     return RuntimeError(f"bucket {index} is still being reduced or gathered; call wait({index}) first")
 
 
 class SteppedBuckets(Buckets):
-    """Buckets whose operations go on in steps; whoever has time drives them all, from any thread.
+    """Buckets whose operations progress in steps; any thread may call advance(), which steps all of them.
 
-    check: called now and then while waiting; raises RankLostError if a peer has ended.
+    check: called now and then in waits; raises RankLostError if a peer has ended.
     """
 
     sent_bytes = 0
@@ -208,10 +218,10 @@ class SteppedBuckets(Buckets):
 
     @abstractmethod
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """What begin() begins, in steps, each of which ends where the operation would have to wait.
+        """Do the operation that begin() begins, in steps; a step ends when the operation would have to wait.
 
-        A step yields False while later operations must not overtake it, as all ranks post collectives in one order, and
-        True once they may.
+        A step yields False while later operations must not overtake this one, because all ranks post collectives in
+        the same order, and True once they may.
         """
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
@@ -224,7 +234,7 @@ class SteppedBuckets(Buckets):
             self.advance()
 
     def advance(self) -> bool:
-        """See Buckets.advance. Raises what an operation has failed with."""
+        """See Buckets.advance. Raises the error of an operation that has failed."""
         moved = False
         with self._lock:
             if self._failure is not None:
@@ -238,7 +248,7 @@ class SteppedBuckets(Buckets):
                     continue
                 except BaseException as error:
                     calls().uncertain = True
-                    self._failure = error  # met by another thread, say: every later call tells of it
+                    self._failure = error  # every later call raises it, also in other threads
                     raise
                 if not overtaking:
                     break

@@ -1,4 +1,4 @@
-"""A buffer: contiguous memory seen as numbers, and the dtypes that are moved and reduced."""
+"""Defines Buffer, contiguous memory seen as numbers, and the dtypes that are moved and reduced."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 Op = Literal["sum", "min", "max", "product"]
 
-#: A dtype between hosts; "none" for the numbers' own.
+#: A wire dtype between hosts; "none" for the dtype of the numbers.
 Narrow = Literal["none", "float16", "bfloat16"]
 
 Array = NDArray[Any]
 
-#: 8-bit floating point, as torch and ml_dtypes name the variants. Moved, not reduced.
+#: 8-bit floating-point dtypes, by the names of torch and ml_dtypes. They are moved, not reduced.
 FLOAT8 = (
     "float8_e4m3fn",
     "float8_e5m2",
@@ -49,7 +49,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
     **dict.fromkeys(FLOAT8, np.dtype("u1")),
 }
 
-#: Summed in float32 and rounded once.
+#: dtypes that are summed in float32 and rounded once.
 HALF = frozenset({"float16", "bfloat16"})
 
 #: Real floating-point dtypes that are reduced.
@@ -57,7 +57,7 @@ FLOATS = HALF | {"float32", "float64"}
 
 COMPLEX = frozenset({"complex64", "complex128"})
 
-#: dtypes that are multiplied with factors as they are; integers are cut off (engine/named/execution.py).
+#: dtypes that are multiplied by factors without a cast; integer results are truncated (engine/named/execution.py).
 SCALED = FLOATS | COMPLEX
 
 
@@ -65,7 +65,7 @@ SCALED = FLOATS | COMPLEX
 class Buffer:
     """Contiguous memory seen as numbers.
 
-    array: (n,), of dtype STORAGE[dtype]; whoever made the buffer owns the memory.
+    array: (n,), of dtype STORAGE[dtype]; the creator of the buffer owns the memory.
     """
 
     array: Array
@@ -73,30 +73,30 @@ class Buffer:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return int(self.array.size)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
+        """Return the number of bytes."""
         return int(self.array.nbytes)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         return STORAGE[self.dtype].itemsize
 
     @property
     def pointer(self) -> int:
-        """The address of the first element, in the memory of the host or of a device."""
+        """Return the address of the first element, in the memory of the host or of a device."""
         return int(self.array.__array_interface__["data"][0])
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """The elements from `start` up to `stop`, sharing memory."""
+        """Return the elements from `start` up to `stop`, sharing memory."""
         return type(self)(self.array[start:stop], self.dtype)
 
     def pieces(self, counts: Sequence[int]) -> list[Buffer]:
-        """The elements as pieces of so many each, one after another, sharing memory."""
+        """Divide the elements into consecutive slices of these counts, sharing memory."""
         ends = itertools.accumulate(counts, initial=0)
         return [self.slice(start, end) for start, end in itertools.pairwise(ends)]
 
@@ -115,5 +115,5 @@ def as_buffer(array: Array) -> Buffer:
 
 
 def make_buffer(count: int, dtype: str) -> Buffer:
-    """A new uninitialised Buffer of `count` elements."""
+    """Make an uninitialised Buffer of `count` elements."""
     return Buffer(np.empty(count, STORAGE[dtype]), dtype)

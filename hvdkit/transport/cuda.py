@@ -1,6 +1,6 @@
-"""A CUDA device through its driver's C interface, by ctypes: the same for all frameworks, and none is asked.
+"""A CUDA device through the driver's C interface, by ctypes, independent of the framework.
 
-Frameworks use a device's primary context; so does this. Their streams are handles here, as
+It uses the device's primary context, as frameworks do. Their streams are passed as handles, such as
 torch.cuda.current_stream().cuda_stream.
 """
 
@@ -52,7 +52,7 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
 
 
 class CudaError(TransportError):
-    """A call of CUDA's driver failed. result: the CUresult that it returned."""
+    """A call of CUDA's driver has failed. result: the CUresult that it returned."""
 
     def __init__(self, message: str, result: int) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Driver:
     """An opened libcuda. version: the newest CUDA that it can run, as (major, minor)."""
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises MissingDependencyError without it, CudaError if it does not start."""
+        """Open the driver. Raises MissingDependencyError if it is missing, CudaError if it does not start."""
         try:
             library = ctypes.CDLL(path)
             self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
@@ -80,12 +80,12 @@ class Driver:
         self.version = (code.value // 1000, code.value % 1000 // 10)
 
     def call(self, function: str, *arguments: object, where: str = "") -> None:
-        """Call a function. where: the GPU, for the message. Raises CudaError."""
+        """Call a function of the driver. where: the GPU, for the message. Raises CudaError."""
         if (result := self._functions[function](*arguments)) != _SUCCESS:
             raise self.error(function, result, where)
 
     def ready(self, event: c_void_p, where: str) -> bool:
-        """cuEventQuery. Raises CudaError."""
+        """Return whether an event is done, by cuEventQuery. Raises CudaError."""
         result: int = self._functions["cuEventQuery"](event)
         if result not in (_SUCCESS, _NOT_READY):
             raise self.error("cuEventQuery", result, where)
@@ -109,10 +109,10 @@ def load_driver(path: str = "libcuda.so.1") -> Driver:
 
 
 class CudaDevice(Device):
-    """See Device: GPU `index` of those that this process sees. uuid: of the GPU, or of the part of it (MIG), as hex."""
+    """See Device: GPU `index` of those that this process sees. uuid: of the GPU or MIG instance, as hex."""
 
     def __init__(self, driver: Driver, index: int) -> None:
-        """Raises TransportError if there are not as many GPUs, CudaError if the driver fails."""
+        """Open the GPU. Raises TransportError if this process sees fewer GPUs, CudaError if the driver fails."""
         self.driver, self.index = driver, index
         self.where = f"GPU {index}"
         count = c_int()
@@ -139,12 +139,15 @@ class CudaDevice(Device):
             self.driver.call("cuCtxPopCurrent_v2", c_void_p(), where=self.where)
 
     def call(self, function: str, *arguments: object) -> None:
-        """Call a function of the driver with this device as the current one: stream 0 is its. Raises CudaError."""
+        """Call a function of the driver with this device as the current device. Raises CudaError.
+
+        Stream 0 is then the default stream of this device.
+        """
         with self.current():
             self.driver.call(function, *arguments, where=self.where)
 
     def make_stream(self, *, high_priority: bool = False) -> int:
-        """See Device.make_stream. It does not wait for the legacy default stream, nor that for it."""
+        """See Device.make_stream. The stream and the legacy default stream do not wait for each other."""
         stream, least, greatest = c_void_p(), c_int(), c_int()
         self.call("cuCtxGetStreamPriorityRange", least, greatest)
         self.call("cuStreamCreateWithPriority", stream, _NON_BLOCKING, greatest.value if high_priority else 0)
@@ -184,21 +187,21 @@ class CudaEvent(Event):
         return milliseconds.value
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if finalizing():  # modules are empty by then, and the process's end frees the event
+        if finalizing():  # modules are empty by then, and the end of the process frees the event
             return
-        if self.handle.value and self._process == os.getpid():  # a fork has no part in the parent's GPU
+        if self.handle.value and self._process == os.getpid():  # a forked child cannot use the parent's GPU
             with contextlib.suppress(CudaError):  # the GPU may have failed before
                 self._device.call("cuEventDestroy_v2", self.handle)
 
 
 @functools.cache
 def open_device(index: int) -> CudaDevice:
-    """GPU `index`, opened once. Raises what load_driver() and CudaDevice() raise."""
+    """Open GPU `index`, once. Raises as load_driver() and CudaDevice() do."""
     return CudaDevice(load_driver(), index)
 
 
 def allow_captures() -> None:
-    """Let this thread ask about events while another one captures a CUDA graph, which would fail by that otherwise.
+    """Allow this thread to query events while another thread captures a CUDA graph, without failing the capture.
 
     Raises MissingDependencyError or CudaError.
     """

@@ -1,4 +1,4 @@
-"""The interface of a device: its streams, and events in their work."""
+"""The interface of a device with streams and events."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from contextlib import AbstractContextManager
 
 
 class Event(ABC):
-    """A point in a stream's work."""
+    """A point in the work of a stream, as a CUDA event."""
 
     @abstractmethod
     def record(self, stream: int) -> None:
-        """Be the point that `stream` has been given work up to."""
+        """Record the present end of the work queued on `stream`."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Has the work up to it been done? True for one that was never recorded. Does not wait."""
+        """Return, without waiting, whether the work up to the event is done; True if it was never recorded."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Let the calling thread wait until the work up to it is done."""
+        """Block the calling thread until the work up to the event is done."""
 
     @abstractmethod
     def elapsed_ms(self, earlier: Event) -> float:
-        """Milliseconds from `earlier` to this one; both were made with timing and are done."""
+        """Return the milliseconds from `earlier` to this event; both were made with timing and are done."""
 
 
 class Device(ABC):
-    """Where buffers are, and what orders the work on them.
+    """A device that holds buffers and orders the work on them in streams.
 
-    index: of a GPU among those that this process sees. where: for messages.
+    index: number of the GPU among those that this process sees. where: name of the device, for messages.
     """
 
     index: int
@@ -37,20 +37,20 @@ class Device(ABC):
 
     @abstractmethod
     def make_stream(self, *, high_priority: bool = False) -> int:
-        """A new stream, as CUDA's handle of it."""
+        """Make a stream, and return CUDA's handle of it."""
 
     @abstractmethod
     def destroy_stream(self, stream: int) -> None:
-        """Free a stream of make_stream(); what it was given is still done."""
+        """Free a stream of make_stream(); work already queued on it is still done."""
 
     @abstractmethod
     def make_event(self, *, timing: bool = False) -> Event:
-        """A new event."""
+        """Make an event."""
 
     @abstractmethod
     def wait(self, stream: int, event: Event) -> None:
-        """Let what `stream` is given from now on begin after `event`; the calling thread does not wait."""
+        """Make later work on `stream` wait for `event`; the calling thread does not wait."""
 
     @abstractmethod
     def current(self) -> AbstractContextManager[None]:
-        """Within, the device is the calling thread's current one."""
+        """Return a context in which this device is the calling thread's current device."""

@@ -1,4 +1,4 @@
-"""Handshakes of those who connect to a listening socket, driven by one thread that waits for all of them."""
+"""Handshakes with the processes that connect to a listening socket; one thread waits for all of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from hvdkit.handshake import ANSWER_BYTES, Challenge, Proven
 
-HANDSHAKE_S = 5.0  # for all of one; whoever is not done in time comes again
-HANDSHAKES = 64  # at a time
+HANDSHAKE_S = 5.0  # limit of a whole handshake; a process that is slower connects again
+HANDSHAKES = 64  # limit of handshakes at the same time
 _PAUSE_S = 0.05
 
 
 class _Handshake(NamedTuple):
-    """One that has connected and has not proven the secret yet. since: by time.monotonic()."""
+    """A connection that has not proven the secret yet. since: time of its start, by time.monotonic()."""
 
     connection: socket.socket
     challenge: Challenge
@@ -25,10 +25,13 @@ class _Handshake(NamedTuple):
 
 
 class Handshakes:
-    """Handshakes beside each other, so that a stranger who sends nothing, or too slowly, keeps nobody waiting.
+    """Does handshakes concurrently, so that a client that sends nothing, or too slowly, does not block the others.
 
-    secret, purpose, rank: see hvdkit.handshake.Challenge.
-    most: at a time; the oldest is dropped for one more.
+    listener: the listening socket.
+    secret: see hvdkit.handshake.Challenge.
+    purpose: see hvdkit.handshake.Challenge.
+    rank: see hvdkit.handshake.Challenge.
+    most: limit of handshakes at the same time; beyond it, a new connection drops the oldest.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Handshakes:
         listener.settimeout(0)
 
     def go_on(self, wait_s: float) -> Iterator[tuple[Proven, socket.socket]]:
-        """Wait for some bytes, at most so long; yield those, with their connections, that are done by then."""
+        """Wait for bytes, at most `wait_s` seconds; yield the completed handshakes with their connections."""
         wait_s = min(wait_s, HANDSHAKE_S) if self._open else wait_s
         for number, _ in self._poll.poll(1000 * wait_s):
             if number == self._listener.fileno():
@@ -54,7 +57,7 @@ class Handshakes:
                 self._leave(one)
 
     def close(self) -> None:
-        """Drop those that are not done."""
+        """Close the connections whose handshakes are not done."""
         for one in list(self._open.values()):
             self._leave(one)
 
@@ -63,7 +66,7 @@ class Handshakes:
             self._leave(next(iter(self._open.values())))
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # who came has gone again, or there is no room for another file
+        except OSError:  # the client has disconnected, or the process has too many open files
             time.sleep(_PAUSE_S)
             return
         connection.settimeout(0)
@@ -78,7 +81,7 @@ class Handshakes:
     def _read(self, one: _Handshake) -> Iterator[tuple[Proven, socket.socket]]:
         try:
             piece = one.connection.recv(ANSWER_BYTES - len(one.answer))
-        except BlockingIOError:  # the event was of an earlier connection with this descriptor
+        except BlockingIOError:  # the event was for an earlier connection with this descriptor
             return
         except OSError:
             piece = b""

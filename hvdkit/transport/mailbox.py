@@ -1,4 +1,4 @@
-"""Short messages between ranks, sent and received without waiting: what named operations are agreed on with."""
+"""Mailboxes: short messages between ranks, without waiting, by which ranks agree on named operations."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hvdkit.transport.polling import watch_waits
 
 
 class Mailbox(Protocol):
-    """Messages among the ranks of a transport. Those from one rank to another arrive in the order of sending.
+    """Exchanges messages among the ranks of a transport. From one rank to another they arrive in the order of sending.
 
-    star: can rank 0 alone exchange messages with each other rank? Else any two ranks can.
+    star: True if only rank 0 can exchange messages with each other rank; False if any two ranks can.
     """
 
     star: bool
 
     def send(self, rank: int, message: bytes) -> None:
-        """Send, and return at once; to this rank itself as well."""
+        """Send a message to a rank, which may be this rank itself; returns at once."""
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """All messages that have come, each with its sender."""
+        """Return all messages that have arrived, as (sender, message)."""
 
     def close(self, *, idle: bool = True) -> None:
-        """Give it back; collective. What has not been received is lost. idle: see Transport.close."""
+        """Close the mailbox; collective. Messages not yet received are lost. idle: see Transport.close."""
 
 
 class LocalMailbox:
@@ -50,11 +50,11 @@ class LocalMailbox:
 
 
 class OpeningMailbox:
-    """A mailbox whose opening takes all ranks: a thread opens it, and messages wait until it has.
+    """A mailbox whose opening is collective: a thread opens it, and messages wait until it is open.
 
-    So a rank that is the first to use a group waits for nobody. opening: opens the mailbox; collective, while nothing
-    else is under way on that transport. check: raises if a rank of the group has ended, see Transport.check. As of
-    every mailbox, methods are called by one thread at a time.
+    So the first rank that uses a group does not wait for the others. opening: opens the mailbox; collective, with no
+    other operation in progress on that transport. check: raises if a rank of the group has ended, see Transport.check.
+    As for every mailbox, one thread at a time calls the methods.
     """
 
     star = True
@@ -104,25 +104,25 @@ class OpeningMailbox:
             mailbox.send(rank, message)
 
     def receive(self) -> list[tuple[int, bytes]]:
-        """See Mailbox.receive. Raises what the opening has failed with."""
+        """See Mailbox.receive. Raises the error of the opening if it failed."""
         mailbox = self._opened()
         return [] if mailbox is None else mailbox.receive()
 
     def close(self, *, idle: bool = True) -> None:
-        """See Mailbox.close. Where it is idle all ranks have begun to open it."""
+        """See Mailbox.close. If idle is True, all ranks have begun to open the mailbox."""
         self._ending = not idle
         self._thread.join(None if idle else _END_S)
         if self._mailbox is not None:
             self._mailbox.close(idle=idle)
 
 
-_END_S = 2.0  # a wait is looked at every 0.1 s, and the machine may be busy
+_END_S = 2.0  # _look() is called every 0.1 s in a wait, and the machine may be busy
 _openings: list[threading.Thread] = []
 
 
 @atexit.register
 def _end_openings() -> None:
-    """Wait until these threads have left MPI, which may be ended after this; half a second at most for all of them."""
+    """Wait, at most _END_S for all, until these threads have left MPI, because MPI may be finalized after this."""
     deadline = time.monotonic() + _END_S
     for thread in _openings[:]:  # each removes itself
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,6 +1,6 @@
-"""A part of the job's processes as a world of its own: what init() and ProcessSet() take as a communicator, checked.
+"""Reads and checks the communicators of init() and ProcessSet(); init()'s can make a part of the job the world.
 
-The other processes of the job never call hvdkit, so nothing here is collective.
+The other processes of the job never call hvdkit, so no function here is collective.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """Processes of the job that make a world.
+    """Processes of the job that form a world.
 
-    ranks: in MPI_COMM_WORLD, in the order of the part. comm: the user's communicator of them; None for a list of ranks.
+    ranks: their ranks in MPI_COMM_WORLD, in the order of the part. comm: the user's communicator; None for a list of
+    ranks.
     """
 
     ranks: tuple[int, ...]
@@ -31,29 +32,29 @@ class Part:
 
 
 def runs_mpi() -> bool:
-    """Has the program started MPI by itself, with more ranks than one?"""
+    """Return whether the program has started MPI itself, with more than one rank."""
     loaded = sys.modules.get("mpi4py.MPI")
     return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
 
 
 def is_communicator(value: object) -> bool:
-    """Is it a communicator of mpi4py's?"""
+    """Return whether the value is a communicator of mpi4py."""
     loaded = sys.modules.get("mpi4py.MPI")
     return loaded is not None and isinstance(value, loaded.Comm)
 
 
 def read_part(comm: Any, world: World) -> Part | None:
-    """The processes that init()'s `comm` names; None for all of the job, in order. Not collective.
+    """Return the processes that init()'s `comm` names; None for the whole job, in order. Not collective.
 
-    comm: a communicator of mpi4py's, ranks in MPI_COMM_WORLD, or None. world: as the launcher told it.
-    Raises ConfigError for what can be neither.
+    comm: a communicator of mpi4py, ranks in MPI_COMM_WORLD, or None. world: as read from the launcher's variables.
+    Raises ConfigError for any other value.
     """
     if comm is None:
         return None
     without_mpi = world.launcher in WITHOUT_MPI
     if is_communicator(comm):
         if not without_mpi and comm == sys.modules["mpi4py.MPI"].COMM_WORLD:
-            return None  # also where MPI has not been started yet
+            return None  # also if MPI has not been started yet
         ranks = ranks_in_job(comm, "comm")
     else:
         ranks = _check_ranks(comm)
@@ -69,7 +70,7 @@ def read_part(comm: Any, world: World) -> Part | None:
 
 
 def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
-    """The ranks in MPI_COMM_WORLD of a communicator's processes, in its order; not collective.
+    """Return the ranks in MPI_COMM_WORLD of a communicator's processes, in its order; not collective.
 
     what: the name of the user's argument, for the ConfigError about a communicator that has no such ranks.
     """
@@ -102,7 +103,7 @@ def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
 
 
 def _check_ranks(comm: Any) -> tuple[int, ...]:
-    """The ranks of a list that can be a part."""
+    """Return the ranks of a list as a tuple, checked to be a valid part."""
     try:
         ranks = tuple(operator.index(rank) for rank in comm) if isinstance(comm, Iterable) else ()
     except TypeError:
@@ -119,7 +120,7 @@ def _check_ranks(comm: Any) -> tuple[int, ...]:
 
 
 def _job_size(world: World) -> int:
-    """How many processes the job has, as MPI says if it runs already; 0 if nobody has said."""
+    """Return the number of processes of the job, from MPI if it runs already; 0 if unknown."""
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
         return int(loaded.COMM_WORLD.Get_size())
@@ -127,17 +128,19 @@ def _job_size(world: World) -> int:
 
 
 def show_comm(comm: Any) -> str:
-    """Name what was given as a communicator or a list of ranks, for a message."""
+    """Describe a communicator or list of ranks that the user gave, for a message."""
     if is_communicator(comm):
         return f"a communicator of {comm.Get_size()} processes"
     return repr(list(comm)) if isinstance(comm, Iterable) and not isinstance(comm, (str, bytes)) else repr(comm)
 
 
 def plan_sets_of_comms(members: Sequence[tuple[int, ...]], job_ranks: Sequence[int]) -> list[tuple[int, ...]]:
-    """The ranks of all sets that the ranks' communicators make, in rising order.
+    """Return the ranks of all process sets that the ranks' communicators define, sorted.
 
-    members: of each rank's communicator, in its order, as ranks of the job. job_ranks: of each rank of the world.
-    Raises ValueError where the communicators are not of the world's ranks in its order, or differ on their ranks.
+    members: for each rank of the world, the job ranks of its communicator, in the communicator's order.
+    job_ranks: the job rank of each rank of the world.
+    Raises ValueError if a communicator has processes outside the world or in another order than the world, or if its
+    ranks passed different communicators.
     """
     places = {job_rank: rank for rank, job_rank in enumerate(job_ranks)}
     sets = []

@@ -1,8 +1,8 @@
-"""Backoff that yields: what a rank does while another one is not there yet.
+"""Waiting for other ranks: a polling loop that first yields the core and later sleeps.
 
-Whoever has a thread do collectives may watch its waits (watch_waits()), also to end them; and may see by what the
-thread has begun (calls()) whether ranks have begun the same. What a thread has begun and not waited for goes on in all
-of its waits (drive()): other ranks may wait for it.
+The owner of a thread that does collectives may watch the thread's waits (watch_waits()), and end them; and may compare
+by calls() whether ranks have begun the same collectives. An operation that a thread has begun but does not wait for
+progresses in all waits of the thread (drive()), because other ranks may wait for it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 
 from hvdkit.errors import TransportError
 
-_YIELDS = 3000  # about 1 ms, by when a peer that runs on another core has arrived
+_YIELDS = 3000  # about 1 ms; a peer that runs on another core has usually arrived by then
 _SLEEP_S = 50e-6
-_CHECK_S = 0.1  # how often the peers are looked after
+_CHECK_S = 0.1  # interval between two checks of the peers
 
 
 @dataclass
 class Calls:
-    """What a thread has asked of other ranks.
+    """Counts the collectives of a thread.
 
-    begun: collectives. uncertain: has one been left before its end, or has it sent messages to some ranks only? Then
-    equal numbers of collectives do not say that two ranks have done the same.
+    begun: number of collectives that were begun. uncertain: True if a collective was left before its end, or has sent
+    messages to only some ranks. Equal numbers then do not imply that two ranks have done the same.
     """
 
     begun: int = 0
@@ -53,12 +53,12 @@ _this_thread = _Thread()
 
 
 def calls() -> Calls:
-    """What this thread has asked of other ranks."""
+    """Return the counts of this thread's collectives."""
     return _this_thread.calls
 
 
 def refuse_calls(why: str) -> None:
-    """Raise TransportError with this text for all that this process asks of other ranks from now on, in any thread."""
+    """Make all later collectives of this process, in any thread, raise TransportError with this text."""
     global _this_thread, _why_refused
     _why_refused, _this_thread = why, _Thread()
     _this_thread.calls = _Refused()
@@ -71,33 +71,33 @@ def check_refused() -> None:
 
 
 def watch_waits(look: Callable[[], None] | None) -> Callable[[], None] | None:
-    """Have `look` called every 0.1 s in this thread's waits for other ranks; it may raise, which ends the wait.
+    """Register `look` to be called every 0.1 s in this thread's waits for other ranks; an exception ends the wait.
 
-    Returns what has been called so far, to be given back afterwards.
+    Returns the previous function, which the caller registers again afterwards.
     """
     before, _this_thread.look = _this_thread.look, look
     return before
 
 
 def look() -> None:
-    """Call what watches this thread's waits; for waits that are no Backoff."""
+    """Call the function that watches this thread's waits; for waits without a Backoff."""
     if _this_thread.look is not None:
         _this_thread.look()
 
 
 def drive(step: Callable[[], bool]) -> None:
-    """Have `step` called in this thread's waits until it returns True: there is nothing more to do. It never raises."""
+    """Register `step` to be called in this thread's waits until it returns True, when it is done. It never raises."""
     if step not in _this_thread.driven:
         _this_thread.driven.append(step)
 
 
 def drives() -> bool:
-    """Is there anything that this thread's waits have to drive?"""
+    """Return whether functions are registered by drive() for this thread's waits."""
     return bool(_this_thread.driven)
 
 
 def drive_all() -> None:
-    """Call what this thread's waits have to drive."""
+    """Call the functions that drive() has registered for this thread."""
     driven = _this_thread.driven
     for step in tuple(driven):
         if step() and step in driven:
@@ -105,9 +105,9 @@ def drive_all() -> None:
 
 
 class Backoff:
-    """Paces a polling loop and looks after the peers meanwhile; one object for one wait.
+    """Paces a polling loop and checks the peers meanwhile; each wait has its own object.
 
-    check: called every 0.1 s; raises if the wait is hopeless. None where somebody else looks after the peers.
+    check: called every 0.1 s; raises if the wait cannot end. None if another function checks the peers.
     """
 
     def __init__(self, check: Callable[[], None] | None = None) -> None:
@@ -116,7 +116,7 @@ class Backoff:
         self._next_check = 0.0
 
     def pause(self) -> None:
-        """Give the core to whoever needs it: yield at first, sleep later."""
+        """Leave the core to other threads: yield at first, sleep later."""
         self._turns += 1
         if _this_thread.driven:
             drive_all()
@@ -126,7 +126,7 @@ class Backoff:
         now = time.monotonic()
         if now >= self._next_check:
             if self._next_check:
-                look()  # before the check: why a rank has left says more than that it has
+                look()  # before the check: its error has the reason why a rank left, the check's has only the fact
                 if self._check is not None:
                     self._check()
             self._next_check = now + _CHECK_S

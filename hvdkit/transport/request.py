@@ -1,4 +1,4 @@
-"""Requests: operations of a transport that have been begun, to be asked after or waited for."""
+"""Requests: operations of a transport that have been begun, to be polled or waited for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvdkit.transport.polling import Backoff, calls, drive, drive_all
 
 
 class Request(ABC):
-    """An operation under way. The memory that it reads and writes is left alone until it is done.
+    """An operation in progress. The memory that it reads and writes must not be used until it is done.
 
-    out: the buffer that it fills, or sends. check: called every 0.1 s by wait(); raises RankLostError if a rank that
-    this one waits for has ended.
+    out: the buffer that it fills, or sends. check: called every 0.1 s by wait(); raises RankLostError if a rank for
+    which this rank waits has ended.
     """
 
     out: Buffer
@@ -23,10 +23,10 @@ class Request(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Is it done? Never blocks. Raises TransportError (RankLostError where the dead rank is known) if it failed."""
+        """Return, without blocking, whether it is done. Raises TransportError (or RankLostError) if it failed."""
 
     def wait(self) -> Buffer:
-        """Return `out` when it is done. Raises as done() and `check` do, and what watch_waits() has for this thread."""
+        """Wait until it is done, and return `out`. Raises as done(), `check` and the function of watch_waits() do."""
         try:
             if not self.done():
                 waiting = Backoff(self.check)
@@ -39,12 +39,12 @@ class Request(ABC):
         return self.out
 
 
-#: What a barrier fills.
+#: The empty buffer of a barrier.
 NOTHING = make_buffer(0, "uint8")
 
 
 class AllRequests(Request):
-    """Several requests as one."""
+    """Several requests that are done together."""
 
     def __init__(self, requests: list[Request], out: Buffer) -> None:
         self._requests, self.out = requests, out
@@ -54,10 +54,10 @@ class AllRequests(Request):
 
 
 class MessageRequest(Request):
-    """A message under way, as `request`, which goes on in all waits of the thread that has begun it.
+    """A message in flight, `request`, that progresses in all waits of the thread that has begun it.
 
-    For the other rank may wait for it before it comes to what this one waits for; and what nobody waits for keeps its
-    memory until it is done.
+    The other rank may wait for this message before it begins the operation for which this rank waits. A message that
+    nobody waits for keeps its memory until it is done.
     """
 
     def __init__(self, request: Request) -> None:
@@ -69,12 +69,12 @@ class MessageRequest(Request):
             drive(self._step)
 
     def _step(self) -> bool:
-        """Is it done, or has it failed?"""
+        """Return whether it is done or has failed, after trying to make progress."""
         with self._lock:
             if not self._done and self._failure is None:
                 try:
                     self._done = self._request.done()
-                except Exception as error:  # for whoever waits for it
+                except Exception as error:  # done() raises it
                     leave_behind(self._request)
                     self._failure = error
             return self._done or self._failure is not None
@@ -87,7 +87,7 @@ class MessageRequest(Request):
 
 
 def check_size(peer: int, nbytes: int, out: Buffer) -> None:
-    """Raise TransportError unless a message of so many bytes fills `out`. peer: that has sent it."""
+    """Raise TransportError unless a message of `nbytes` bytes fills `out`. peer: the rank that sent it."""
     if nbytes != out.nbytes:
         raise TransportError(
             f"Rank {peer} sent a message of {nbytes} bytes, but {out.nbytes} bytes were expected. Send and receive the "
@@ -96,7 +96,7 @@ def check_size(peer: int, nbytes: int, out: Buffer) -> None:
 
 
 def closed_meanwhile() -> TransportError:
-    """The error of an operation whose transport has been closed."""
+    """Make the error of an operation whose transport was closed before its end."""
     return TransportError(
         "The transport was closed before this request had completed. Wait for all requests before hvd.shutdown() and "
         "hvd.remove_process_set()."
@@ -104,18 +104,19 @@ def closed_meanwhile() -> TransportError:
 
 
 def closed_before(name: str) -> TransportError:
-    """The error of a call of a transport that has been closed. name: of the transport."""
+    """Make the error of a call on a closed transport. name: the transport's name."""
     return TransportError(
         f"This {name} transport is closed: hvd.shutdown() was called, or its process set was removed. Call hvd.init() "
         "or add_process_set() again."
     )
 
 
-# What nobody waits for any more, because it or a step before it failed. It may still write to its memory.
+# Operations for which nobody waits any more, because they or a step before them failed. They may still write to their
+# memory.
 _abandoned: list[object] = []
 
 
 def leave_behind(operation: object) -> None:
-    """Keep what nobody waits for any more, with its memory."""
+    """Keep an abandoned operation and its memory alive until the process ends."""
     calls().uncertain = True
     _abandoned.append(operation)

@@ -1,10 +1,10 @@
-"""Moving bytes between ranks: which transport, and who this process turns out to be.
+"""Selects the transport between the ranks, and determines this process's rank.
 
 | name | ranks | needs | when |
 |---|---|---|---|
-| single | one | nothing | a process that nobody launched, or a world of one |
-| mpi | any | MPI | one rank a host; or by wish |
-| gloo | any | torch | one rank a host, under torchrun or `horovodrun --gloo`; or by wish |
+| single | one | nothing | a process without a launcher, or a world of one |
+| mpi | any | MPI | one rank a host; or by the setting |
+| gloo | any | torch | one rank a host, under torchrun or `horovodrun --gloo`; or by the setting |
 | shared_memory | one host | mpi or gloo, /dev/shm | all ranks on one host |
 | hierarchical | any | mpi or gloo, /dev/shm | several ranks on several hosts |
 """
@@ -32,16 +32,16 @@ _first_place = -1  # the local rank of this process in its first world
 
 
 def first_place() -> int:
-    """The local rank of this process in its first world, which it keeps where it can in an elastic job; -1 before."""
+    """Return the local rank of this process in its first world; -1 before. An elastic job keeps it if possible."""
     return _first_place
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Ranks that reach each other over a backend, before it is known which of them share a host.
+    """Ranks that are connected over a backend, before it is known which of them share a host.
 
-    world: with rank, size and job_ranks as the backend has them. base: None for one process by itself. abort: ends all
-    ranks of the job; None where ending this process is enough.
+    world: has rank, size and job_ranks from the backend. base: their transport; None for one process by itself. abort:
+    ends all ranks of the job; None if ending this process is enough.
     """
 
     world: World
@@ -50,11 +50,11 @@ class Connection:
 
 
 def connect(config: Config, part: Part | None = None) -> Connection:
-    """Connect the ranks over the backend that the configuration and the launcher ask for; collective.
+    """Connect the ranks over the backend that the configuration and the launcher select; collective.
 
-    part: the processes that make the world, and alone call this; None for all of the job.
-    Raises WorldError if launcher and backend disagree, ConfigError for a part that there is not, or that the
-    configuration does not allow, TransportError if the ranks do not reach each other.
+    part: the processes of the world, which alone call this; None for the whole job.
+    Raises WorldError if launcher and backend disagree, ConfigError for a part that does not exist or that the
+    configuration does not allow, TransportError if the ranks cannot reach each other.
     """
     world = read_world()
     backend = choose_backend(config.transport, world, mpi_running=runs_mpi())
@@ -78,9 +78,9 @@ def connect(config: Config, part: Part | None = None) -> Connection:
 
 
 def open_transport(config: Config, connection: Connection) -> tuple[World, Transport]:
-    """Find out which ranks share a host, and open the transport that the configuration asks for; collective.
+    """Find out which ranks share a host, and open the transport that the configuration selects; collective.
 
-    Raises TransportError if that does not fit the ranks.
+    Raises TransportError if this transport does not fit the ranks.
     """
     global _first_place
     world, base = connection.world, connection.base
@@ -88,7 +88,7 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
         alone: dict[str, Any] = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
         return complete_world(world, rank=0, size=1, **alone, homogeneous=True), SingleTransport()
     nodes = base.find_nodes()
-    # A process of an elastic job has chosen its GPU by its first local rank, and keeps that where it can.
+    # A process of an elastic job has chosen its GPU by its first local rank, and keeps that number if possible.
     places = keep_places(nodes, gather_ints(base, _first_place) if config.elastic else [-1] * base.size)
     if _first_place < 0:
         _first_place = places[base.rank]
@@ -110,7 +110,7 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
         base.close()
         return world, SingleTransport()
     if name == base.name:
-        if local_sizes[0] < base.size:  # several hosts, as all ranks see it
+        if local_sizes[0] < base.size:  # several hosts: all ranks get the same result
             base.measure()
         return world, base
     options: dict[str, Any] = {"directory": config.shared_directory, "small_bytes": config.small_bytes}
@@ -125,7 +125,7 @@ def open_transport(config: Config, connection: Connection) -> tuple[World, Trans
 
 
 def find_backend(name: str) -> Backend:
-    """The backend of this name, "mpi" or "gloo"; its library is loaded when it is asked for something."""
+    """Return the backend "mpi" or "gloo"; the first call of one of its functions loads the library."""
     if name == "mpi":
         from hvdkit.transport.mpi import backend as mpi
 
@@ -136,15 +136,16 @@ def find_backend(name: str) -> Backend:
 
 
 def find_membership(backend: str) -> Membership | None:
-    """What changes the ranks of an elastic world with this backend; None for one whose ranks stay.
+    """Return the Membership of an elastic world with this backend; None if the backend has only fixed worlds.
 
-    A rank that is alone ("none") may be the last one of a world of MPI's. Raises TransportError if the library cannot.
+    A single rank ("none") may be the last rank of a world over MPI. Raises TransportError if the library does not
+    support it.
     """
     return find_backend(backend if backend != "none" else "mpi").open_membership()
 
 
 def end_process() -> None:
-    """End MPI when Python ends, where nobody else does; not collective."""
+    """End MPI when Python ends, if neither the script nor mpi4py does; not collective."""
     if "mpi4py.MPI" in sys.modules:
         from hvdkit.transport.mpi.mailbox import wait_for_last_messages
         from hvdkit.transport.mpi.ulfm import leave_mpi
@@ -154,9 +155,9 @@ def end_process() -> None:
 
 
 def choose_backend(wish: str, world: World, *, mpi_running: bool) -> str:
-    """What moves bytes between ranks that share no memory: "mpi", "gloo", or "none" for a process by itself.
+    """Choose the backend that connects ranks without shared memory: "mpi", "gloo", or "none" for a single process.
 
-    mpi_running: has the program started MPI, with more ranks than one?
+    wish: the setting `transport`. mpi_running: the program has started MPI with more than one rank.
     """
     if wish in ("mpi", "gloo"):
         return wish
@@ -168,11 +169,10 @@ def choose_backend(wish: str, world: World, *, mpi_running: bool) -> str:
 
 
 def choose_transport(wish: str, local_sizes: Sequence[int], backend: str = "mpi") -> str:
-    """The transport's name for these ranks. local_sizes: of each rank, how many ranks its host has.
+    """Choose the transport for these ranks, by name.
 
-    backend: what moves bytes between hosts, as choose_backend says it.
-
-    Raises TransportError if the wish does not fit.
+    wish: the setting `transport`. local_sizes: for each rank, the number of ranks on its host. backend: moves bytes
+    between hosts, from choose_backend(). Raises TransportError if the wish does not fit the ranks.
     """
     size = len(local_sizes)
     if wish == "shared_memory" and local_sizes[0] < size:

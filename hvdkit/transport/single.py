@@ -1,4 +1,4 @@
-"""A group of one rank: nothing moves, and a script runs without MPI."""
+"""The transport of a group of one rank, which moves nothing and needs no MPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdkit.transport.request import closed_before
 
 
 class SingleTransport(Transport):
-    """Every collective as it is among one rank, with the same checks of its arguments."""
+    """Does every collective for one rank, with the same checks of the arguments as the other transports."""
 
     name = "single"
     backend = "none"
@@ -82,7 +82,7 @@ class SingleTransport(Transport):
 
 
 class SingleBuckets(Buckets):
-    """Buckets that are only scaled. Nothing crosses between hosts, so the wire's dtype plays no part."""
+    """Buckets that are only scaled. Nothing crosses between hosts, so the wire dtype has no effect."""
 
     busy = False
     sent_bytes = 0

@@ -1,4 +1,4 @@
-"""Small things that ranks tell each other: numbers, bytes and pickled objects, on top of any transport."""
+"""Collectives of single numbers, bytes and pickled objects, on any transport."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvdkit.transport.buffer import as_buffer
 
 
 def gather_ints(transport: Transport, value: int) -> list[int]:
-    """One int64 from every rank, in rank order; collective."""
+    """Gather one int64 from every rank, in rank order; collective."""
     gathered = transport.allgather(as_buffer(np.array([value], np.int64)), [1] * transport.size)
     return [int(one) for one in gathered.array]
 
 
 def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
-    """Bytes of any length from every rank, in rank order; collective."""
+    """Gather bytes of any length from every rank, in rank order; collective."""
     counts = gather_ints(transport, len(data))
     joined = transport.allgather(as_buffer(np.frombuffer(data, np.uint8)), counts).array.tobytes()
     ends = np.cumsum(counts).tolist()
@@ -26,7 +26,7 @@ def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
 
 
 def broadcast_bytes(transport: Transport, data: bytes, root: int) -> bytes:
-    """Root's bytes, of any length, for every rank; what other ranks pass does not count; collective."""
+    """Return the root's bytes, of any length, on every rank; the other ranks' `data` is ignored; collective."""
     length = np.array([len(data)], np.int64)
     transport.broadcast(as_buffer(length), root)
     sent = np.empty(int(length[0]), np.uint8)
@@ -37,12 +37,12 @@ def broadcast_bytes(transport: Transport, data: bytes, root: int) -> bytes:
 
 
 def pack(value: Any) -> bytes:
-    """The object (anything that can be pickled) as bytes; for ranks of the same job."""
+    """Pickle an object for ranks of the same job."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(data: bytes) -> Any:
-    """The object that was packed."""
+    """Return the object that pack() has pickled."""
     return pickle.loads(data)
 
 

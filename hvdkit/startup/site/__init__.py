@@ -1,1 +1,1 @@
-"""A folder to be put on PYTHONPATH; it has one module, `sitecustomize`."""
+"""A folder for PYTHONPATH, from which Python imports the module `sitecustomize` at its start."""

@@ -1,6 +1,7 @@
-"""Report to hvdrun that this rank has imported a framework, and met no other rank in a way that can be known here.
+"""Reports to hvdrun that this rank has imported a framework but, as far as detectable here, joined no other rank.
 
-hvdrun knows itself who has called hvd.init(). Like sitecustomize this has to run in any Python 3, without hvdkit.
+hvdrun itself knows which ranks have called hvd.init(). Like sitecustomize, this module must run in any Python 3, also
+without hvdkit.
 """
 
 import atexit
@@ -9,15 +10,15 @@ import resource
 import stat
 import sys
 
-#: In hvdkit.launcher_channel too.
+#: The same message as LONE in hvdkit.launcher_channel.
 LONE = b"lone\n"
-#: Who has imported one of these may share work among processes by it.
+#: A program that has imported one of these may distribute work among processes with it.
 _OTHER_WAYS = ("mpi4py.MPI", "horovod", "ray", "pyspark", "distributed")
-_CHILDS_WORK_S = 0.4  # of a CPU; the import of a framework takes more, `git describe` less
+_CHILDS_WORK_S = 0.4  # CPU time; the import of a framework takes more, `git describe` less
 
 
 def watch() -> None:
-    """Report it when this process ends, if it still is so."""
+    """Report it when this process ends, if it has joined no other rank until then."""
     atexit.register(_report, os.getpid())
 
 
@@ -29,7 +30,7 @@ def _report(process: int) -> None:
         found = os.fstat(int(descriptor))
         if stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode):
             os.write(int(descriptor), LONE)
-    except (OSError, ValueError):  # this is not the rank, but a process that it has started
+    except (OSError, ValueError):  # this process is not the rank, but a child of it
         pass
 
 
@@ -39,7 +40,7 @@ def _has_met_others() -> bool:
     try:
         if _have_children_worked():
             return True
-        # The hook stays when a process group is destroyed.
+        # torch's exception hook stays installed when a process group is destroyed.
         torch = sys.modules.get("torch.distributed")
         if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
             return True
@@ -50,14 +51,14 @@ def _has_met_others() -> bool:
             return True
         with open("/proc/self/maps") as maps:
             return "/libmpi" in maps.read()
-    except Exception:  # another version of a framework: nothing is known
+    except Exception:  # another version of a framework: unknown, so report nothing
         return True
 
 
 def _have_children_worked() -> bool:
-    """Have child processes done work in which they may have met others, as those of torchrun and mp.spawn() do?
+    """Return whether child processes worked long enough to be ranks themselves, as with torchrun and mp.spawn().
 
-    Workers of torch's DataLoader have not. Which children they were is not known any more.
+    Workers of torch's DataLoader do not count. The children have ended, so their CPU time alone is known.
     """
     signals = sys.modules.get("torch.utils.data._utils.signal_handling")
     if getattr(signals, "_SIGCHLD_handler_set", False):

@@ -1,6 +1,6 @@
-"""Imported by every Python that starts with this folder on PYTHONPATH; also by such as have no hvdkit.
+"""Every Python that starts with this folder on PYTHONPATH imports this module, even if hvdkit is not installed there.
 
-It must work in any Python 3, cost nothing, and let the environment's own sitecustomize have its turn.
+It must work in any Python 3, take no noticeable time, and run the environment's own sitecustomize afterwards.
 """
 
 import os
@@ -12,10 +12,10 @@ _VARIABLES = ("HVDKIT_ALIAS_HOROVOD", "HVDKIT_MPI_BACKEND", "HVDKIT_WRAP", "HVDK
 
 
 class _Beginning:
-    """Calls hvdkit.startup.begin() before the first framework is imported, and goes."""
+    """Calls hvdkit.startup.begin() before the first framework is imported, and removes itself from sys.meta_path."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        """Find nothing by itself; see importlib.abc.MetaPathFinder."""
+        """Find no modules of its own; see importlib.abc.MetaPathFinder."""
         if name not in _TRIGGERS:
             return None
         sys.meta_path.remove(self)  # type: ignore[arg-type]
@@ -49,11 +49,11 @@ def _asked(name: str) -> bool:
 
 
 def _run_the_next_one() -> None:
-    """Run the sitecustomize that this one stands before, if there is one."""
+    """Run the next sitecustomize on sys.path, which this module hides, if one exists."""
     here = os.path.dirname(os.path.abspath(__file__))
     others = [place for place in sys.path if os.path.abspath(place) != here]
     if len(others) == len(sys.path):
-        return  # imported by name from somewhere else
+        return  # this folder is not on sys.path: the module was imported by name from elsewhere
     sys.path[:] = others
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec

@@ -1,1 +1,1 @@
-"""Allreduce between hosts: algorithms, their cost, and the choice among them."""
+"""Allreduce between hosts: the algorithms, their costs, and the choice among them."""

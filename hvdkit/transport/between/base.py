@@ -1,4 +1,4 @@
-"""The base class of transports that reach ranks on any host: MPI's and Gloo's."""
+"""The base class of transports that reach ranks on any host: MPI and Gloo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvdkit.transport.request import Request
 
 
 class BaseTransport(Transport):
-    """A transport that others are put on: it knows who is on which host, and does all collectives on a wire."""
+    """A transport on which others are built: it finds the ranks of each host, and does all collectives on a wire."""
 
     between: BetweenHosts
 
@@ -30,25 +30,25 @@ class BaseTransport(Transport):
     @property
     @abstractmethod
     def wire(self) -> Wire:
-        """That of this transport's own collectives; collective when asked the first time.
+        """Return the wire of this transport's own collectives; collective at the first access.
 
         Raises TransportError after close().
         """
 
     @abstractmethod
     def open_wire(self) -> Wire:
-        """Another wire between the same ranks, which the caller closes; collective."""
+        """Open another wire between the same ranks, which the caller closes; collective."""
 
     @abstractmethod
     def find_nodes(self) -> list[int]:
-        """A number of each rank's host, the same for ranks of one host; collective."""
+        """Return a host number for each rank, the same for ranks of one host; collective."""
 
     @abstractmethod
     def split(self, groups: Groups) -> BaseTransport | None:
         """See Transport.split."""
 
     def report_loss(self, process: str) -> None:
-        """Tell the library that a process is gone, by the launcher's name for it, if it does not see that itself."""
+        """Report a dead process to the library, if it cannot detect that itself. process: the launcher's name."""
 
     def allreduce(self, buffer: Buffer, op: Op = "sum", scale: float = 1.0) -> None:
         check_reduction(buffer.dtype, op, "allreduce")
@@ -95,7 +95,7 @@ class BaseTransport(Transport):
             self.between.measured = measure(self.wire, self.check)
 
     def open_crossing(self) -> WireCrossing:
-        """What reduces over these ranks in steps, where they stand on different hosts; collective."""
+        """Open an object that reduces in steps over these ranks, which are on different hosts; collective."""
         if self.between.measured is None:
             self.measure()
         return WireCrossing(self.open_wire(), self.arithmetic, self.between)

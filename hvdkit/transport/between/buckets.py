@@ -1,4 +1,4 @@
-"""Reductions in steps over a wire: of whole buckets in ordinary memory, or of what has to cross between hosts."""
+"""Reductions in steps over a wire: of whole buckets in ordinary memory, or of the shards that cross between hosts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hvdkit.transport.coding.coders import open_coder, sent_bytes
 
 
 class WireCrossing:
-    """Reduces over all ranks of a wire, which is this one's alone; opened by all of them together.
+    """Reduces over all ranks of a wire that no other object uses; all ranks open it together.
 
-    A wire of its own, because steps may run in another thread than a transport's collectives, and those too want the
-    same order on all ranks. between: says by which algorithm.
+    It needs its own wire because steps may run in another thread than a transport's collectives, and each wire requires
+    the same order on all ranks. between: chooses the algorithm.
     """
 
     def __init__(self, wire: Wire, arithmetic: Arithmetic, between: BetweenHosts) -> None:
@@ -40,8 +40,11 @@ class WireCrossing:
     ) -> Iterator[bool]:
         """Reduce `numbers` (n,) in place and postscale them; steps as in SteppedBuckets.
 
-        prescale: spec.prescale, where it has not been applied yet. phases: a reduce-scatter makes the sum of shard(n),
-        an all-gather fills in the other ranks' shards. coder: of spec.wire, for these numbers, where they are coded.
+        numbers: this rank's numbers.
+        spec: the bucket's description.
+        prescale: spec.prescale if it has not been applied yet, else 1.
+        phases: a reduce-scatter makes the sum of shard(n), an all-gather fills in the other ranks' shards.
+        coder: spec.wire's coder for these numbers; None if they are not coded.
         """
         if not phases.reduce_scatter:
             yield from all_gather_steps(self._wire, numbers)
@@ -67,16 +70,16 @@ class WireCrossing:
                 self._arithmetic.combine(numbers, [numbers], scale=spec.postscale)
 
     def shard(self, count: int) -> tuple[int, int]:
-        """The elements, as (start, stop), that a reduce-scatter of `count` leaves to this rank."""
+        """Return the elements, as (start, stop), that this rank gets from a reduce-scatter of `count` elements."""
         return own_piece(self._wire, count)
 
     def close(self, *, idle: bool = True) -> None:
-        """Close the wire; collective. idle: False if a reduction has failed half-way."""
+        """Close the wire; collective. idle: False if a reduction has failed before its end."""
         self._wire.close(idle=idle)
 
 
 class WireBuckets(SteppedBuckets):
-    """Buckets in ordinary memory, each reduced over all ranks of a wire; opened by all ranks together.
+    """Buckets in ordinary memory, each reduced over all ranks of a wire; all ranks open them together.
 
     check: see SteppedBuckets.
     """

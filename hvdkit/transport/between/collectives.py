@@ -1,7 +1,7 @@
-"""Reducing over a wire a step at a time, in the buffer's own dtype or in a narrower one.
+"""Reduces over a wire in steps, in the buffer's dtype or in a narrower wire dtype.
 
-MPI has no 16-bit floats, and it and Gloo would round after every addition. So each rank gets one piece of everybody's
-numbers, adds them in float32 and gives the sum back. What a wire cannot add at all goes the same way:
+MPI has no 16-bit floats, and MPI and Gloo would round after every addition. So each rank gets one shard of all ranks'
+numbers, adds them in float32 and sends the sum to all. Dtypes that a wire cannot add at all are reduced the same way:
 
     rank 0   a0 b0 c0        a0 a1 a2  ->  A        A B C
     rank 1   a1 b1 c1   ->   b0 b1 b2  ->  B   ->   A B C
@@ -22,7 +22,7 @@ from hvdkit.transport.buffer import HALF, Buffer, make_buffer
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.request import Request, leave_behind
 
-_BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in cache
+_BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in the cache
 
 
 def reduce_steps(
@@ -37,14 +37,18 @@ def reduce_steps(
 ) -> Iterator[bool]:
     """Reduce `source` over the ranks of `wire` into `out` (n,) by its collectives, as steps of SteppedBuckets.
 
-    spec: op, wire and postscale are used; n may differ from its count. prescale: factor on `source`, before the wire;
-    spec.prescale is the caller's to pass, or to have applied. source: may be `out`, else it is only read.
-    at_once: by the wire's own allreduce, where that can add up the dtype.
-    Yields False while a collective is still to be posted, True when the last one has been. With a wire dtype what
-    is too large for it is clamped, before and after the sum; a bucket that is 16 bits wide itself goes to inf.
+    wire: the ranks and their collectives.
+    source: (n,); may be `out`, else it is only read.
+    out: (n,), for the result.
+    spec: its op, wire and postscale are used; n may differ from its count.
+    arithmetic: adds and casts the numbers.
+    prescale: factor on `source`, before the wire. The caller passes spec.prescale here, or has applied it.
+    at_once: use the wire's own allreduce if it can add up the dtype.
+    Yields False while a collective is still to be posted, True when the last collective has been posted. Values too
+    large for a wire dtype are clamped, before and after the sum; in a bucket of 16-bit floats itself they become inf.
     """
     dtype = spec.wire_dtype
-    # Less the number of ranks, since what one rank receives is rounded up to a whole piece from each.
+    # Minus the number of ranks, because each rank receives a shard rounded up to whole elements from each rank.
     largest = wire.largest_count - wire.size
     for start in range(0, out.count, largest):
         stop = min(start + largest, out.count)
@@ -59,9 +63,9 @@ def reduce_steps(
 
 
 def sum_steps(wire: Wire, buffer: Buffer, *, free: bool) -> Iterator[bool]:
-    """Sum `buffer` (n,) over the ranks in place, with the same bits on all of them; yields False until the last step.
+    """Sum `buffer` (n,) over the ranks in place, with the same bits on all ranks; yields False until the last step.
 
-    free: what is yielded in the last step.
+    free: the value that the last step yields.
     """
     spec = BucketSpec(buffer.dtype, buffer.count)
     for last in _through_pieces(wire, buffer, buffer, spec, NumpyArithmetic(), 1.0):
@@ -93,18 +97,25 @@ def _through_pieces(
 def reduce_scatter_steps(
     wire: Wire, numbers: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
-    """Reduce own_piece() of `numbers` (n,) over the ranks of `wire`, in place, in one collective; see reduce_steps."""
+    """Reduce own_piece() of `numbers` (n,) over the ranks of `wire`, in place, in one collective.
+
+    wire: the ranks and their collectives.
+    numbers: (n,), this rank's numbers.
+    spec: see reduce_steps().
+    arithmetic: adds and casts the numbers.
+    prescale: factor on `numbers`, before the wire.
+    """
     _, received = yield from _exchange_pieces(wire, numbers, spec.wire_dtype, arithmetic, prescale, free=True)
     combine_pieces(numbers.slice(*own_piece(wire, numbers.count)), received, spec, arithmetic)
 
 
 def all_gather_steps(wire: Wire, numbers: Buffer) -> Iterator[bool]:
-    """Fill `numbers` (n,) with the own_piece() of every rank of `wire`, in one collective; see reduce_steps."""
+    """Fill `numbers` (n,) with the own_piece() of every rank of `wire`, in one collective; see reduce_steps()."""
     yield from until_done(wire.allgather(numbers, split_evenly(numbers.count, wire.size)), free=True)
 
 
 def own_piece(wire: Wire, count: int) -> tuple[int, int]:
-    """The elements of `count`, as (start, stop), that this rank adds up: about as many as each other rank."""
+    """Return the elements of `count`, as (start, stop), that this rank adds up: its nearly equal share."""
     edges = [0, *itertools.accumulate(split_evenly(count, wire.size))]
     return edges[wire.rank], edges[wire.rank + 1]
 
@@ -112,7 +123,7 @@ def own_piece(wire: Wire, count: int) -> tuple[int, int]:
 def _exchange_pieces(
     wire: Wire, source: Buffer, dtype: str, arithmetic: Arithmetic, prescale: float, *, free: bool
 ) -> Generator[bool, None, tuple[Buffer, Buffer]]:
-    """Send each rank its piece of `source` (n,); returns what was sent, (n,), and what this rank got, in rank order."""
+    """Send each rank its shard of `source` (n,); return the sent numbers, (n,), and the received ones in rank order."""
     counts = split_evenly(source.count, wire.size)
     sent = source
     if dtype != source.dtype:
@@ -128,7 +139,7 @@ def _exchange_pieces(
 
 
 def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: Arithmetic) -> None:
-    """out (n,) = postscale * op(the pieces of `received`), which holds (n,) from each rank, one after another."""
+    """Set out (n,) = postscale * op(received), where `received` holds (n,) from each rank, one after another."""
     if not out.count:
         return
     pieces = [received.slice(at, at + out.count) for at in range(0, received.count, out.count)]
@@ -136,7 +147,15 @@ def combine_pieces(out: Buffer, received: Buffer, spec: BucketSpec, arithmetic: 
 
 
 def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic: Arithmetic, scale: float) -> None:
-    """out (n,) = scale * op(sources), in the order given, as spec's numbers are added that have come over the wire."""
+    """Set out (n,) = scale * op(sources), in this order, by the rules for numbers from the wire.
+
+    With a wire dtype, a 16-bit sum is clamped when it is rounded; without, it may become inf.
+    out: for the result; may be one of `sources`.
+    sources: (n,) each.
+    spec: its op and wire dtype are used.
+    arithmetic: adds and casts the numbers.
+    scale: factor on the sum.
+    """
     if spec.narrow == "none" or out.dtype not in HALF:
         arithmetic.combine(out, sources, spec.op, scale)
         return
@@ -149,18 +168,18 @@ def add_up(out: Buffer, sources: Sequence[Buffer], spec: BucketSpec, arithmetic:
 
 
 def finish_steps(steps: Iterator[bool], check: Callable[[], None]) -> None:
-    """Take all steps. check: called while waiting; may raise."""
+    """Do all steps, and return at their end. check: called in waits; may raise."""
     waiting = Backoff(check)
     try:
         for _ in steps:
             waiting.pause()
-    except BaseException:  # Ctrl-C too: the library may still write to the memory of what is under way
+    except BaseException:  # also Ctrl-C: the library may still write to the memory of the operation
         leave_behind(steps)
         raise
 
 
 def until_done(request: Request, free: bool) -> Iterator[bool]:
-    """Steps that yield `free` until the request is done."""
+    """Yield `free` until the request is done."""
     try:
         while not request.done():
             yield free

@@ -1,4 +1,4 @@
-"""Several hosts with several ranks each: shared memory inside a host, another transport between hosts.
+"""The transport of several hosts with several ranks each: shared memory inside a host, MPI or Gloo between hosts.
 
 Each byte crosses the network once per host: the ranks of a host add up one shard each, and the ranks that hold equal
 shards reduce them between the hosts, all at once.
@@ -21,10 +21,10 @@ from hvdkit.transport.small_collectives import broadcast_bytes
 
 
 class HierarchicalTransport(SharedMemoryTransport):
-    """Shared memory below MPI or Gloo; hosts may have different numbers of ranks.
+    """Combines shared memory with MPI or Gloo; hosts may have different numbers of ranks.
 
-    base: all ranks; small messages and whatever is no allreduce go through it. Closed with this one.
-    nodes: of each rank, a number of its host; the base finds them if None. Tests divide one host with them.
+    base: transport of all ranks, for small messages and all operations except allreduce; closed with this transport.
+    nodes: the host number of each rank; None to let `base` find it. Tests divide one host with it.
     options: see SharedMemoryTransport.
     """
 
@@ -38,7 +38,7 @@ class HierarchicalTransport(SharedMemoryTransport):
         self._cross = cross
         shards = min(len(ranks) for ranks in hosts)
         between = cross.between
-        if local.rank >= shards:  # stands beside, and is to know the same
+        if local.rank >= shards:  # this rank reduces no shard, but must have the same settings
             between = BetweenHosts(base.between.algorithm, base.between.able, len(hosts))
         super().__init__(
             base,
@@ -54,7 +54,7 @@ class HierarchicalTransport(SharedMemoryTransport):
             self.measure()
 
     def measure(self) -> None:
-        """See Transport.measure. All that reduce a shard use the wire at once; rank 0's numbers are everyone's."""
+        """See Transport.measure. All ranks that reduce a shard measure at once; all ranks get rank 0's numbers."""
         if self.between.hosts < 2 or self.between.measured is not None:
             return
         if self._takes_part:
@@ -68,7 +68,7 @@ class HierarchicalTransport(SharedMemoryTransport):
 
     def _above(self, base: Transport, ranks: Sequence[int]) -> Transport:
         assert isinstance(base, BaseTransport)
-        base.between.algorithm = self.between.algorithm  # which may have been set since
+        base.between.algorithm = self.between.algorithm  # it may have been changed since
         nodes = [self._nodes[rank] for rank in ranks]
         return HierarchicalTransport(base, nodes=nodes, **self._options_of(ranks))
 

@@ -1,8 +1,9 @@
-"""Collectives over a wire that return when they are done, in several calls where it cannot count as many elements.
+"""Blocking collectives over a wire, in several calls if the number of elements exceeds the wire's limit.
 
-MPI counts elements in 32 bits, and Open MPI 5 has no large counts (MPI-4's functions with _c). So a gather is a
-broadcast of each rank's piece, and a reduce-scatter and an exchange go in rounds through memory in which the parts of a
-round lie close together. All ranks must take the same way: where they know different counts they ask each other first.
+MPI counts elements in 32 bits, and Open MPI 5 has no large counts (MPI-4's functions with _c). So a large gather
+broadcasts each rank's slice, and a large reduce-scatter or exchange goes in rounds through memory in which the slices
+of a round are adjacent. All ranks must take the same path: if they know different counts, they first agree on the
+largest.
 
 wait: returns when a request is done.
 """
@@ -21,13 +22,20 @@ from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer, Op, make_buffer
 from hvdkit.transport.request import Request
 
-_ROUND_BYTES = 64 * 2**20  # of a rank's numbers in one round
+_ROUND_BYTES = 64 * 2**20  # bytes of a rank's numbers in one round
 
 Wait = Callable[[Request], object]
 
 
 def allgather(wire: Wire, own: Buffer, gathered: Buffer, counts: Sequence[int], wait: Wait) -> None:
-    """Fill `gathered` (sum(counts),) with all ranks' `own` (counts[rank],); counts are the same on all ranks."""
+    """Fill `gathered` with all ranks' `own`, in rank order; collective.
+
+    wire: the ranks and their collectives.
+    own: (counts[rank],), this rank's numbers.
+    gathered: (sum(counts),), for the result.
+    counts: elements of each rank; the same on all ranks.
+    wait: returns when a request is done.
+    """
     if gathered.count <= wire.largest_count:
         wait(wire.allgather(gathered, counts, own))
         return
@@ -38,7 +46,7 @@ def allgather(wire: Wire, own: Buffer, gathered: Buffer, counts: Sequence[int], 
 
 
 def broadcast(wire: Wire, buffer: Buffer, root: int, wait: Wait) -> None:
-    """Fill `buffer` (n,) with the root's."""
+    """Fill `buffer` (n,) with the root's buffer."""
     for start in range(0, buffer.count, wire.largest_count):
         wait(wire.broadcast(buffer.slice(start, start + wire.largest_count), root))
 
@@ -46,7 +54,16 @@ def broadcast(wire: Wire, buffer: Buffer, root: int, wait: Wait) -> None:
 def reducescatter(
     wire: Wire, buffer: Buffer, out: Buffer, counts: Sequence[int], op: Op, arithmetic: Arithmetic, wait: Wait
 ) -> None:
-    """Reduce `buffer` (sum(counts),); rank i gets the i-th piece in `out` (counts[i],)."""
+    """Reduce `buffer` over all ranks; rank i gets the i-th slice in `out`.
+
+    wire: the ranks and their collectives.
+    buffer: (sum(counts),), this rank's numbers.
+    out: (counts[rank],), for the result.
+    counts: elements of each rank's slice; the same on all ranks.
+    op: the reduction.
+    arithmetic: adds dtypes that the wire cannot add.
+    wait: returns when a request is done.
+    """
     if not wire.can_scatter(buffer.dtype):
         received = make_buffer(out.count * wire.size, buffer.dtype)
         _exchange(wire, buffer, counts, received, [out.count] * wire.size, buffer.count, max(counts), wait)
@@ -64,7 +81,15 @@ def reducescatter(
 def alltoall(
     wire: Wire, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int], wait: Wait
 ) -> None:
-    """Send the i-th piece of `sent` to rank i, and fill `received` with what comes."""
+    """Send the i-th slice of `sent` to rank i, and receive the i-th slice of `received` from rank i.
+
+    wire: the ranks and their collectives.
+    sent: (sum(send_counts),).
+    send_counts: elements for each rank.
+    received: (sum(receive_counts),), for the result.
+    receive_counts: elements from each rank.
+    wait: returns when a request is done.
+    """
     total, longest = max(sent.count, received.count), max(*send_counts, *receive_counts)
     if wire.largest_count < sys.maxsize:
         largest = Buffer(np.array([total, longest], np.int64), "int64")
@@ -83,7 +108,7 @@ def _exchange(
     longest: int,
     wait: Wait,
 ) -> None:
-    """See alltoall. total, longest: the largest buffer and the largest piece of any rank."""
+    """See alltoall(). total: elements of the largest buffer of any rank. longest: of the largest slice."""
     if total <= wire.largest_count:
         wait(wire.alltoall(sent, send_counts, received, receive_counts))
         return
@@ -99,11 +124,11 @@ def _exchange(
 
 
 def _round_step(wire: Wire, buffer: Buffer) -> int:
-    """How many elements of each rank's piece go in one round."""
+    """Return the number of elements of each rank's slice in one round."""
     return max(1, min(wire.largest_count, _ROUND_BYTES // buffer.array.itemsize) // wire.size)
 
 
 def _pack(pieces: Sequence[Buffer], start: int, step: int) -> tuple[Buffer, list[int]]:
-    """The parts of a round one after another in new memory, and their counts."""
+    """Concatenate the elements of one round in new memory, and return them with the count of each rank."""
     parts = [piece.slice(start, start + step) for piece in pieces]
     return Buffer(np.concatenate([part.array for part in parts]), parts[0].dtype), [part.count for part in parts]

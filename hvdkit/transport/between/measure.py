@@ -1,6 +1,6 @@
-"""Measuring the link between hosts, and the library's own allreduce over it, in about 0.1 s at 1 Gbit/s.
+"""Measures the link between hosts, and the library's own allreduce over it, in about 0.1 s at 1 Gbit/s.
 
-All ranks send to the next one at the same time, so that what is measured is what each has while all are at work.
+All ranks send to the next rank at the same time, so each gets the speed that it has while all ranks use the network.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from hvdkit.transport.polling import Backoff
 from hvdkit.transport.request import Request, leave_behind
 
 _SMALL_TURNS = 8
-_FLOOD = 16  # small messages under way at once
-_STREAM_S = 0.015  # so long a stream tells the speed, behind what a link lets pass at once
+_FLOOD = 16  # small messages in flight at once
+_STREAM_S = 0.015  # a stream of this length shows the speed beyond the burst that a link lets pass at once
 _STEP = MESSAGE_BYTES[0]
-_ASKED = 2**16  # bytes before which MPI asks the receiver, as it does not before _STEP: that takes two more latencies
+_ASKED = 2**16  # bytes for which MPI does a rendezvous with the receiver, unlike _STEP: it takes two more latencies
 _LARGEST_STREAM = 2**24 // _STEP  # steps
 
 Check = Callable[[], None]
 
 
 def measure(wire: Wire, check: Check) -> Measured:
-    """The link and the library's allreduce between all ranks of a wire, of which there are two at least; collective.
+    """Measure the link and the library's allreduce between all ranks of a wire, at least two; collective.
 
-    All ranks get the same numbers: those of the slowest. check: called while waiting; may raise.
+    All ranks get the same numbers: those of the slowest rank. check: called in waits; may raise.
     """
     ring = _Ring(wire, check)
     ring.shift(1, 1)  # makes connections
     latency = ring.agree(min(ring.shift(1, 1) for _ in range(_SMALL_TURNS)))
     flood = min(ring.shift(1, _FLOOD) for _ in range(3))
     message = max(0.0, ring.agree(flood) - latency) / (_FLOOD - 1)
-    # What a link lets pass at once, however slow it is otherwise, is used up by the streams before the last one; and
-    # by then TCP sends as fast as it dares.
+    # The earlier streams use up the burst that even a slow link lets pass at once; and by the last stream TCP has
+    # raised its sending rate to the maximum.
     count, wanted = 1, _STREAM_S + 4 * latency
     while (seconds := ring.stream(count, latency)) < wanted and count < _LARGEST_STREAM:
         count = min(_LARGEST_STREAM, 8 * count, max(2 * count, int(count * 1.5 * wanted / seconds)))
-    seconds = min(seconds, ring.stream(count, latency))  # as other work on a host can only make it longer
+    seconds = min(seconds, ring.stream(count, latency))  # other work on a host can only increase the time
     link = Link(latency, seconds / (count * _STEP), message)
     sizes = sorted({8, _STEP, _ASKED, count * _STEP}, reverse=True)
     carrier = [(size, ring.reduce(size)) for size in sizes]
@@ -49,14 +49,14 @@ def measure(wire: Wire, check: Check) -> Measured:
 
 
 class _Ring:
-    """The ranks of a wire, each with a next one."""
+    """The ranks of a wire as a ring, in which each rank has a next rank."""
 
     def __init__(self, wire: Wire, check: Check) -> None:
         self._wire, self._check = wire, check
         self._next, self._before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
 
     def shift(self, nbytes: int, count: int) -> float:
-        """Seconds until so many messages have gone to the next rank, and come from the one before."""
+        """Return the seconds for `count` messages to the next rank, and as many from the previous rank."""
         self.agree(0.0)
         sent, received = make_buffer(nbytes * count, "uint8"), make_buffer(nbytes * count, "uint8")
         began = time.perf_counter()
@@ -83,13 +83,13 @@ class _Ring:
         return time.perf_counter() - began
 
     def stream(self, count: int, latency: float) -> float:
-        """Seconds that the bytes of so many large messages take."""
+        """Return the seconds that the bytes of `count` large messages take, without the latency."""
         return max(self.agree(self.shift(_STEP, count)) - latency, 1e-7)
 
     def reduce(self, nbytes: int) -> float:
-        """Seconds that the library's allreduce takes: the shorter of two; the longer if both are long.
+        """Return the seconds of the library's allreduce: the shorter of two runs; the longer if both are long.
 
-        Of many bytes Open MPI's two directions follow one another now and then, which takes twice as long.
+        With many bytes, Open MPI sometimes runs the two directions one after the other, which takes twice as long.
         """
         numbers, found = Buffer(np.zeros(nbytes // 4, np.float32), "float32"), []
         for _ in range(2):
@@ -99,7 +99,7 @@ class _Ring:
         return max(found) if min(found) > _STREAM_S else min(found)
 
     def agree(self, seconds: float) -> float:
-        """The largest of all ranks' numbers; also lets the ranks go on together."""
+        """Return the largest of all ranks' numbers; also synchronizes the ranks."""
         number = Buffer(np.array([seconds]), "float64")
         self._wait_for(self._wire.allreduce(number, number, "max"))
         return float(number.array[0])

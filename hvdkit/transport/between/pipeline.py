@@ -1,6 +1,6 @@
 """Sums by messages between hosts, in pipelined segments.
 
-While one segment is on the wire, the next one is cast or scaled for it, and others are added up:
+While one segment is on the wire, the next segment is cast or scaled for it, and others are added up:
 
     segment 0   cast    round 1  round 2  cast
     segment 1           cast     round 1  round 2  cast
@@ -23,11 +23,11 @@ from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
 from hvdkit.transport.request import leave_behind
 
-_WINDOW = 64  # segments under way
+_WINDOW = 64  # segments in progress at once
 
 
 class Exchange:
-    """Sums over the ranks of a wire that has messages; begun in the same order on all ranks."""
+    """Sums over the ranks of a wire that has messages; all ranks begin the sums in the same order."""
 
     def __init__(self, wire: Wire, messages: Messages, arithmetic: Arithmetic) -> None:
         self._rank, self._size, self._messages = wire.rank, wire.size, messages
@@ -43,10 +43,13 @@ class Exchange:
         *,
         prescale: float = 1.0,
     ) -> Iterator[bool]:
-        """Reduce `numbers` (n,) in place, in steps of SteppedBuckets: yields True from the first on.
+        """Reduce `numbers` (n,) in place, in steps of SteppedBuckets; yields True from the first step on.
 
-        algorithm: one of SCHEDULES, that fits the dtype. prescale: factor on the numbers, before the wire.
-        message_bytes: of the largest message.
+        numbers: this rank's numbers.
+        spec: the bucket's description; n may differ from its count.
+        algorithm: a name in SCHEDULES that fits the dtype.
+        message_bytes: bytes of the largest message.
+        prescale: factor on the numbers, before the wire.
         """
         step = largest_part(algorithm, self._size) * max(1, message_bytes // make_buffer(1, spec.wire_dtype).nbytes)
         first, starts = self._tags, deque(range(0, numbers.count, step))
@@ -71,7 +74,7 @@ class Exchange:
     def _reduce(
         self, numbers: Buffer, spec: BucketSpec, algorithm: str, prescale: float, tag: int, pending: Pending
     ) -> Iterator[None]:
-        """Reduce one segment; yields where messages are to be waited for."""
+        """Reduce one segment; yields when it must wait for messages."""
         arithmetic, dtype = self._arithmetic, spec.wire_dtype
         wire_numbers = numbers
         if dtype != numbers.dtype:
@@ -79,7 +82,7 @@ class Exchange:
             arithmetic.cast(wire_numbers, numbers, prescale)
         elif prescale != 1.0:
             arithmetic.combine(numbers, [numbers], scale=prescale)
-        # Of 16 bits there is but one sum, which is rounded once, with its factor.
+        # 16-bit floats have a single sum ("pieces"), which is rounded once, together with the factor.
         scale = spec.postscale if dtype in HALF and self._size > 1 else 1.0
         rounds = plan_rounds(algorithm, self._rank, self._size, numbers.count)
         for step in rounds:
@@ -87,7 +90,7 @@ class Exchange:
             yield
             if step.adds is not None:
                 received[self._rank] = own = wire_numbers.slice(*step.adds)
-                # What everybody adds up need not be rounded to be sent on.
+                # If every rank adds up everything in one round, the sum is not sent on and need not be rounded.
                 out = numbers if len(rounds) == 1 else own
                 add_up(out, [received[rank] for rank in sorted(received)], spec, arithmetic, scale)
         if wire_numbers is not numbers and len(rounds) != 1:
@@ -96,7 +99,7 @@ class Exchange:
             arithmetic.combine(numbers, [numbers], scale=spec.postscale)
 
     def _post(self, step: Round, wire_numbers: Buffer, tag: int, pending: Pending) -> dict[int, Buffer]:
-        """Begin a round; returns what is received, by rank."""
+        """Begin a round; return the buffers that will be received, by rank."""
         received = {}
         for peer, start, stop in step.receives:
             target = wire_numbers.slice(start, stop)
@@ -117,6 +120,6 @@ class _Segment(Pending):
         self.wake()
 
     def wake(self) -> None:
-        """See Pending.wake. Goes on as far as nothing is waited for."""
+        """See Pending.wake. Continues until it must wait for messages or is done."""
         while not self.count and not self.over:
             self.over = next(self._steps, self) is self

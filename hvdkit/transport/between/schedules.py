@@ -1,7 +1,7 @@
-"""Schedules: the messages of each algorithm of an allreduce between hosts, as pure plans.
+"""Plans the messages of each algorithm of an allreduce between hosts, by pure functions.
 
-Every element's sum is either made by one rank and handed on, or made by several from the same numbers in the same
-order; so all ranks end with the same bits.
+For each element, either one rank makes the sum and sends it on, or several ranks make it from the same numbers in the
+same order. So all ranks end with the same bits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Move(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a rank sends and receives at the same time.
+    """The messages that a rank sends and receives at the same time.
 
-    adds: the elements, as (start, stop), to which everything received is added, in the order of ranks; None where what
-    is received takes the place of what was there.
+    adds: the elements, as (start, stop), to which all received numbers are added, in the order of ranks; None if the
+    received numbers replace the previous ones.
     """
 
     sends: tuple[Move, ...]
@@ -33,13 +33,13 @@ class Round(NamedTuple):
 
 
 def split_evenly(count: int, parts: int) -> list[int]:
-    """Sizes of `parts` pieces of `count` elements; the first ones are one longer where it does not divide."""
+    """Return the sizes of `parts` nearly equal slices of `count` elements; the first slices have the remainder."""
     size, longer = divmod(count, parts)
     return [size + (part < longer) for part in range(parts)]
 
 
 def _pieces(rank: int, size: int, count: int) -> list[Round]:
-    """A piece straight to everyone, and its sum straight back."""
+    """Send each rank its slice directly, and receive the sum of each slice directly."""
     pieces = list(itertools.pairwise([0, *itertools.accumulate(split_evenly(count, size))]))
     others = [(rank + ahead) % size for ahead in range(1, size)]
     own = pieces[rank]
@@ -50,7 +50,7 @@ def _pieces(rank: int, size: int, count: int) -> list[Round]:
 
 
 def _folded(rank: int, size: int, count: int, within: Callable[[int, int, int], list[Round]]) -> list[Round]:
-    """`within` among a power of two of ranks; each of the others gives to one of them first, and takes at the end."""
+    """Run `within` on a power of two of ranks; each other rank sends to one of them first, and receives at the end."""
     inner, every = 1 << (size.bit_length() - 1), (0, count)
     if rank >= inner:
         partner = Move(rank - inner, *every)
@@ -63,13 +63,13 @@ def _folded(rank: int, size: int, count: int, within: Callable[[int, int, int], 
 
 
 def _doubling(rank: int, size: int, count: int) -> list[Round]:
-    """All of it to a partner twice as far each time."""
+    """Exchange all elements with a partner whose distance doubles each round (recursive doubling)."""
     every, masks = (0, count), [1 << bit for bit in range(size.bit_length() - 1)]
     return [Round((Move(rank ^ mask, *every),), (Move(rank ^ mask, *every),), every) for mask in masks]
 
 
 def _halving(rank: int, size: int, count: int) -> list[Round]:
-    """Half of what is left to a partner half as far each time, and the same way back (Rabenseifner)."""
+    """Send half of the remaining elements to a partner at half the distance each round, then reverse (Rabenseifner)."""
     start, stop = 0, count
     there, back = [], []
     for bit in reversed(range(size.bit_length() - 1)):
@@ -92,7 +92,13 @@ SCHEDULES: dict[str, Callable[[int, int, int], list[Round]]] = {
 
 @functools.lru_cache(maxsize=256)
 def plan_rounds(algorithm: str, rank: int, size: int, count: int) -> tuple[Round, ...]:
-    """The rounds of one rank for `count` elements, without moves and rounds that are empty."""
+    """Plan the rounds of one rank, without empty moves and rounds.
+
+    algorithm: a name in SCHEDULES.
+    rank: the rank whose rounds are planned.
+    size: number of ranks.
+    count: number of elements.
+    """
 
     def there(moves: tuple[Move, ...]) -> tuple[Move, ...]:
         return tuple(move for move in moves if move.start < move.stop)
@@ -102,6 +108,6 @@ def plan_rounds(algorithm: str, rank: int, size: int, count: int) -> tuple[Round
 
 
 def largest_part(algorithm: str, size: int) -> int:
-    """Into how many parts the largest message of an algorithm divides what it reduces."""
-    whole = size & (size - 1) == 0  # else some ranks give all they have to others first
+    """Return how many times smaller than the reduced numbers an algorithm's largest message is."""
+    whole = size & (size - 1) == 0  # else some ranks first send all their numbers to others
     return {"pieces": size, "halving": 1 + whole}.get(algorithm, 1)

@@ -1,7 +1,7 @@
-"""The choice of an algorithm between the hosts of a group: by the setting, and a model in a few measured numbers.
+"""Chooses the algorithm between the hosts of a group, by the setting or by a model with a few measured numbers.
 
 The algorithms and their costs are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-Operations in MPICH" (2005), with what a rank pays to have several messages under way added.
+Operations in MPICH" (2005), plus the cost for a rank of each of several messages in flight.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from hvdkit.errors import TransportError
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF
 
-#: What is cut into messages of these sizes: the smallest goes without a handshake in every MPI that is known to us.
+#: Sizes of messages to choose from; every known MPI sends the smallest without a handshake (eagerly).
 MESSAGE_BYTES = (60_000, 240_000, 960_000, 3_840_000)
-_MESSAGE_SHARE = 0.1  # of a message's time may be what it costs to have a message at all
-_WORTH_TRYING = 1.5  # times the fastest, by the model
+_MESSAGE_SHARE = 0.1  # largest share of the fixed cost of a message in its time
+_WORTH_TRYING = 1.5  # times the fastest algorithm's time, by the model
 
 
 @dataclass(frozen=True)
 class Link:
-    """Between any two hosts, as measured.
+    """The measured link between any two hosts.
 
-    latency_s: seconds until a message without bytes is there. byte_s: seconds for each byte of one direction.
-    message_s: what a rank pays for each message, however many are under way.
+    latency_s: seconds until an empty message arrives. byte_s: seconds for each byte of one direction. message_s:
+    seconds that each message costs a rank, however many are in flight.
     """
 
     latency_s: float
@@ -34,18 +34,18 @@ class Link:
 
     @property
     def message_bytes(self) -> int:
-        """How large messages should be: the smallest of MESSAGE_BYTES whose bytes take ten times what a message costs.
+        """Return the best size of messages: the smallest of MESSAGE_BYTES whose bytes take ten times `message_s`.
 
-        Small ones fill the pipeline sooner; on a fast link the number of messages counts.
+        Small messages fill the pipeline sooner; on a fast link the number of messages matters.
         """
         worth = self.message_s / _MESSAGE_SHARE
         return next((size for size in MESSAGE_BYTES if size * self.byte_s >= worth), MESSAGE_BYTES[-1])
 
 
 def doubling_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: all of it to a partner twice as far each time; hosts beyond a power of two give and take at the ends.
+    """Return the seconds of recursive doubling; hosts beyond a power of two send first and receive at the end.
 
-    What these give goes one way while what they take goes the other, so it is on the wire at the same time.
+    In the pipeline those two messages go in opposite directions at the same time.
     """
     more = 0 if hosts & (hosts - 1) == 0 else 1
     rounds = int(log2(hosts))
@@ -53,7 +53,7 @@ def doubling_s(link: Link, hosts: int, nbytes: float) -> float:
 
 
 def halving_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: recursive halving, then doubling (Rabenseifner)."""
+    """Return the seconds of recursive halving and doubling (Rabenseifner)."""
     whole = hosts & (hosts - 1) == 0
     within = 1 << int(log2(hosts))
     seconds = 2 * int(log2(hosts)) * (link.latency_s + link.message_s)
@@ -62,7 +62,7 @@ def halving_s(link: Link, hosts: int, nbytes: float) -> float:
 
 
 def pieces_s(link: Link, hosts: int, nbytes: float) -> float:
-    """Seconds: a piece straight to everyone, and its sum straight back."""
+    """Return the seconds of sending each rank its slice directly, and the sums directly back."""
     others = hosts - 1
     return 2 * (link.latency_s + others * link.message_s + link.byte_s * nbytes * others / hosts)
 
@@ -75,15 +75,15 @@ ALGORITHMS: dict[str, Callable[[Link, int, float], float]] = {
 
 
 def cheapest(link: Link, hosts: int, nbytes: float) -> str:
-    """The algorithm that the model says is done first; "pieces" for one host."""
+    """Return the fastest algorithm by the model; "pieces" for one host."""
     return "pieces" if hosts < 2 else min(ALGORITHMS, key=lambda name: ALGORITHMS[name](link, hosts, nbytes))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured between hosts, the same numbers on all ranks.
+    """The measurements between hosts, the same numbers on all ranks.
 
-    carrier: (bytes, seconds) of the allreduce of MPI or Gloo itself, bytes rising.
+    carrier: (bytes, seconds) of the allreduce of MPI or Gloo itself, in rising order of bytes.
     """
 
     hosts: int
@@ -91,27 +91,27 @@ class Measured:
     carrier: tuple[tuple[int, float], ...]
 
     def seconds(self, algorithm: str, nbytes: float) -> float:
-        """What an allreduce of `nbytes` bytes takes: the library's as measured, the others' by the model."""
+        """Return the seconds of an allreduce of `nbytes` bytes: the library's as measured, others by the model."""
         if algorithm == "library":
             return self._library_s(nbytes)
         return ALGORITHMS[algorithm](self.link, self.hosts, nbytes)
 
     def _library_s(self, nbytes: float) -> float:
-        """On straight lines through the points; beyond the last one as fast as from first to last, and as the link."""
+        """Interpolate the library's time; beyond the last point at the speed from first to last, at most the link's."""
         first, last = self.carrier[0], self.carrier[-1]
         if nbytes <= last[0] and len(self.carrier) > 1:
             return _interpolate(self.carrier, nbytes)
         byte_s = 2 * self.link.byte_s * (self.hosts - 1) / self.hosts
-        if last != first:  # not by the last two, which a handshake or other work of a host may have set apart
+        if last != first:  # not the last two points: a handshake or other work on a host may affect their difference
             byte_s = max(byte_s, (last[1] - first[1]) / (last[0] - first[0]))
         return last[1] + byte_s * max(0.0, nbytes - last[0])
 
     def fastest(self, nbytes: float, among: Sequence[str]) -> str:
-        """Which of these algorithms takes least; the first one of those that take the same."""
+        """Return the fastest of these algorithms; the first of several with the same time."""
         return min(among, key=lambda name: self.seconds(name, nbytes))
 
     def table(self, among: Sequence[str]) -> list[tuple[int, str]]:
-        """The fastest by size, as (from so many bytes on, algorithm): sizes rising, looked at from 1 KiB to 64 MiB."""
+        """Return the fastest algorithm by size, as (smallest bytes, algorithm), for sizes from 1 KiB to 64 MiB."""
         found: list[tuple[int, str]] = []
         for size in [0, *(1 << bit for bit in range(10, 27))]:
             name = self.fastest(size, among)
@@ -121,21 +121,24 @@ class Measured:
 
 
 def _interpolate(points: Sequence[tuple[int, float]], nbytes: float) -> float:
-    """On straight lines through two or more points, up to the last one; before the first one on the first line."""
+    """Interpolate linearly between two or more points, up to the last; before the first on the first line."""
     at = next((at for at, (size, _) in enumerate(points[1:-1], 1) if nbytes < size), len(points) - 1)
     (size, seconds), (larger, more) = points[at - 1 : at + 1]
     return max(0.0, seconds + (more - seconds) * (nbytes - size) / (larger - size))
 
 
-#: What can be asked for. "library": the allreduce of MPI or Gloo itself.
+#: The values of the setting `algorithm`. "library": the allreduce of MPI or Gloo itself.
 NAMES = ("auto", "library", *ALGORITHMS)
 
 
 class BetweenHosts:
-    """The algorithm for each sum between the hosts of a group; alike on all its ranks.
+    """Chooses the algorithm for each sum between the hosts of a group; the same on all ranks.
 
-    algorithm: one of NAMES; "auto" takes what `measured` says is fastest. It may be set at any time at which no bucket
-    is under way, by all ranks alike. able: the algorithms that the backend has. measured: None until it has been.
+    algorithm: one of NAMES; "auto" takes the fastest according to `measured`. All ranks may set it, to the same value,
+    while no bucket is in progress.
+    able: the algorithms that the backend has.
+    hosts: number of hosts.
+    measured: the measurements; None before them.
     """
 
     def __init__(self, algorithm: str, able: Sequence[str], hosts: int) -> None:
@@ -144,20 +147,21 @@ class BetweenHosts:
 
     @property
     def message_bytes(self) -> int:
-        """Of the largest message."""
+        """Return the bytes of the largest message."""
         return MESSAGE_BYTES[0] if self.measured is None else self.measured.link.message_bytes
 
     def fitting(self, dtype: str) -> list[str]:
-        """The algorithms for numbers that travel as `dtype`.
+        """Return the algorithms for numbers with this wire dtype.
 
-        Of 16 bits each partial sum would be rounded on its way: those are added where all of them have come together.
+        Partial sums of 16-bit floats would be rounded on each hop, so only algorithms that add all ranks' numbers at
+        once fit them.
         """
         if dtype not in HALF:
             return list(self.able)
         return [name for name in self.able if name in ("pieces", "library") or (name == "doubling" and self.hosts == 2)]
 
     def pick(self, dtype: str, nbytes: int, wish: str = "auto") -> str:
-        """The algorithm for a sum of so many bytes on the wire. wish: for this sum, before that for all."""
+        """Return the algorithm for a sum of `nbytes` bytes on the wire. wish: for this sum; overrides `algorithm`."""
         fitting = self.fitting(dtype)
         for asked in (wish, self.algorithm):
             if asked in fitting:
@@ -167,7 +171,7 @@ class BetweenHosts:
         return self.measured.fastest(nbytes, fitting)
 
     def worth_trying(self, dtypes: Iterable[str], nbytes: int) -> list[str]:
-        """What may be fastest for sums of about so many bytes, in these dtypes on the wire; "auto" among them."""
+        """Return the algorithms, with "auto", that may be fastest for sums of about `nbytes` in these wire dtypes."""
         among = [name for name in self.able if all(name in self.fitting(dtype) for dtype in dtypes)]
         if self.hosts < 2 or self.measured is None or not among:
             return ["auto"]
@@ -175,7 +179,7 @@ class BetweenHosts:
         return ["auto", *(name for name in among if self.measured.seconds(name, nbytes) <= _WORTH_TRYING * least)]
 
     def check(self, specs: Sequence[BucketSpec]) -> None:
-        """Raise TransportError if these buckets cannot be reduced, or not by the algorithm asked for."""
+        """Raise TransportError if these buckets cannot be reduced, or not by the requested algorithm."""
         for spec in specs:
             if spec.narrow != "none" and spec.dtype not in (*HALF, "float32", "float64"):
                 raise TransportError(
@@ -198,7 +202,7 @@ class BetweenHosts:
                 )
 
     def describe(self) -> str:
-        """One line: the link, and what is taken for which sizes."""
+        """Describe in one line the link, and the algorithm for each range of sizes."""
         if self.measured is None:
             return "" if self.algorithm == "auto" else f"{self.algorithm} between hosts"
         link = self.measured.link

@@ -1,4 +1,4 @@
-"""What reductions in steps are made of: collectives that are begun now and asked after later, and messages."""
+"""The interface of a wire: nonblocking collectives and messages, on which reductions in steps are built."""
 
 from __future__ import annotations
 
@@ -10,36 +10,42 @@ from hvdkit.transport.request import Request
 
 
 class Pending:
-    """Counts the messages that somebody waits for."""
+    """Counts the messages that an operation waits for."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def wake(self) -> None:
-        """Called by turn() when the last of them is done."""
+        """Continue the operation; turn() calls this when the last of the messages is done."""
 
 
 class Messages(Protocol):
     """Messages between two ranks, sent and received in the background.
 
-    The memory of one is left alone until it is no longer pending.
+    The memory of a message must not be used while the message is pending.
     """
 
     def send(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
-        """Begin to send. tag: below TAGS; messages from one rank to another with the same tag arrive in order."""
+        """Begin to send `buffer` to another rank.
+
+        buffer: the numbers.
+        peer: the receiving rank.
+        tag: below TAGS; messages from one rank to another with the same tag arrive in order.
+        pending: counts the message until it is done.
+        """
 
     def receive(self, buffer: Buffer, peer: int, tag: int, pending: Pending) -> None:
-        """Begin to receive just so many numbers."""
+        """Begin to receive a message that fills `buffer` exactly. See send()."""
 
     def turn(self) -> None:
-        """Take note of what is done. Raises TransportError (RankLostError where it is known) if something failed."""
+        """Check for completed messages. Raises TransportError (RankLostError if the dead rank is known) on failure."""
 
 
 class Wire(Protocol):
-    """The ranks of a group, and a way of their own to begin collectives: in the same order on all ranks.
+    """Begins collectives among the ranks of a group, separately from other wires, in the same order on all ranks.
 
-    The memory that a request uses is left alone until it is done.
-    messages: None where there are collectives only.
+    The memory that a request uses must not be used until it is done.
+    messages: None if the wire has only collectives.
     """
 
     rank: int
@@ -48,33 +54,33 @@ class Wire(Protocol):
 
     @property
     def largest_count(self) -> int:
-        """How many elements one collective may move."""
+        """Return the largest number of elements of one collective."""
 
     def can_reduce(self, dtype: str) -> bool:
-        """Can allreduce add up this dtype?"""
+        """Return whether allreduce can add up this dtype."""
 
     def can_scatter(self, dtype: str) -> bool:
-        """Can reducescatter add up this dtype?"""
+        """Return whether reducescatter can add up this dtype."""
 
     def allreduce(self, source: Buffer, out: Buffer, op: Op) -> Request:
         """Reduce `source` (n,) into `out` (n,); they may be the same memory, else `source` is only read."""
 
     def reducescatter(self, source: Buffer, out: Buffer, counts: Sequence[int], op: Op) -> Request:
-        """Reduce `source` (sum(counts),); rank i gets the i-th piece in its `out` (counts[i],)."""
+        """Reduce `source` (sum(counts),); rank i gets the i-th slice in its `out` (counts[i],)."""
 
     def alltoall(
         self, sent: Buffer, send_counts: Sequence[int], received: Buffer, receive_counts: Sequence[int]
     ) -> Request:
-        """Send the i-th piece of `sent` to rank i; what comes from rank i is the i-th piece of `received`."""
+        """Send the i-th slice of `sent` to rank i, and receive the i-th slice of `received` from rank i."""
 
     def allgather(self, gathered: Buffer, counts: Sequence[int], own: Buffer | None = None) -> Request:
-        """Fill all pieces of `gathered` (sum(counts),). own: this rank's piece; None if it is in its place already."""
+        """Fill `gathered` (sum(counts),) with all ranks' slices. own: this rank's; None if it is in `gathered`."""
 
     def broadcast(self, buffer: Buffer, root: int) -> Request:
-        """Fill `buffer` (n,) with the root's."""
+        """Fill `buffer` (n,) with the root's buffer."""
 
     def barrier(self) -> Request:
-        """Is done when every rank has called it."""
+        """Begin a barrier: the request is done when every rank has called it."""
 
     def close(self, *, idle: bool = True) -> None:
-        """Give it back; collective. idle: False if a request failed, or was not waited for."""
+        """Release the wire; collective. idle: False if a request failed, or was not waited for."""

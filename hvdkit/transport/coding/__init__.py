@@ -1,1 +1,1 @@
-"""Gradients coded in fewer bytes between hosts, with error feedback: TopK, Sign, Int8, PowerSGD."""
+"""Gradient compression between hosts, with error feedback: TopK, Sign, Int8, PowerSGD."""

@@ -1,8 +1,8 @@
-"""Numbers sent between hosts as less than themselves, with what was left out kept for the next time (error feedback).
+"""The interface of gradient compression between hosts with error feedback.
 
-A coding is what a user asks for. Each bucket opens a coder of it, which remembers what it has not sent yet: what is too
-small today adds up until it is large enough. Without that memory training would not arrive where it should: Karimireddy
-et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019.
+The user chooses a coding. Each bucket opens a coder of it, which keeps the residual, the part of the gradient that it
+has not sent, and adds it to the next gradient. Without the residual training would not converge to the right result:
+Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvdkit.transport.buffer import Buffer
 
 
 class Matrix(NamedTuple):
-    """A tensor of a bucket as a matrix, row by row; start: the element of the bucket that is its first."""
+    """A tensor of a bucket as a matrix, row by row. start: index of its first element in the bucket."""
 
     start: int
     rows: int
@@ -23,10 +23,10 @@ class Matrix(NamedTuple):
 
 
 class Coder(Protocol):
-    """The coding of one piece of one bucket, of a fixed length, on one rank.
+    """Codes a shard of one bucket, of a fixed length, on one rank.
 
-    count: how many numbers, from the first on, are coded; those after them are summed exactly.
-    sent_bytes: how many this rank gives to the network in a round.
+    count: number of elements, from the first on, that are coded; the elements after them are summed exactly.
+    sent_bytes: bytes that this rank sends over the network in a round.
     """
 
     count: int
@@ -35,25 +35,28 @@ class Coder(Protocol):
     def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
         """Reduce `source` into `out` (n,) over the ranks of the wire, as steps of SteppedBuckets.
 
-        source: may be `out`. All ranks get the same bits.
+        source: (n,); may be `out`. All ranks get the same bits.
         """
 
 
 @runtime_checkable
 class Coding(Protocol):
-    """How numbers are coded. Equal on all ranks, and hashable: a part of the plan that ranks agree on.
+    """Describes how numbers are coded. It is equal on all ranks, and hashable, because the agreed plan contains it.
 
-    of_matrices: needs whole tensors, each seen as a matrix, so buckets and shards are cut between tensors.
+    of_matrices: the coding needs whole tensors, each as a matrix, so buckets and shards are cut between tensors.
     """
 
     @property
     def of_matrices(self) -> bool: ...
 
     def codes(self, shape: Sequence[int]) -> bool:
-        """Is a tensor of this shape coded? Else it is sent as it is, in an uncoded bucket."""
+        """Return whether tensors of this shape are coded; others are sent unchanged, in an uncoded bucket."""
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> Coder:
-        """The coder of `count` numbers, float32 or float64, followed by `exact` ones to be sent as they are.
+        """Open a coder.
 
-        matrices: among the `count` numbers, where `of_matrices`; what lies between them is not sent.
+        count: number of elements to code.
+        exact: number of elements after them to send unchanged.
+        dtype: "float32" or "float64".
+        matrices: the matrices among the coded elements, if `of_matrices`; elements between them are not sent.
         """

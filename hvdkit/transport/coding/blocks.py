@@ -1,4 +1,4 @@
-"""Send a magnitude for each block of numbers, and of each number one bit or one byte."""
+"""Codings that send a magnitude for each block of numbers, and one bit or one byte for each number."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvdkit.transport.buffer import Array
 from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.coders import Bytes, GatheredCoder, GatheredCoding
 
-_SIGNS, _INTEGERS = 1024, 256  # numbers that share a magnitude
+_SIGNS, _INTEGERS = 1024, 256  # numbers in a block, which share a magnitude
 _LARGEST = 127
 
 
 class _BlockCoder(GatheredCoder):
-    """The magnitude of each block of `size` numbers as float32, then `rest` bytes."""
+    """Writes messages of the magnitude of each block of `size` numbers as float32, then `rest` bytes."""
 
     def __init__(self, count: int, exact: int, dtype: str, size: int, rest: int) -> None:
         self._starts = np.arange(0, count, size)
@@ -25,7 +25,7 @@ class _BlockCoder(GatheredCoder):
         super().__init__(count, exact, dtype, 4 * len(self._starts) + rest)
 
     def _divide(self, message: Bytes, sign: int) -> tuple[NDArray[np.float32], Bytes]:
-        """The magnitude for each number, times `sign`, and the rest of a message."""
+        """Return the magnitude for each number, times `sign`, and the rest of a message."""
         at = 4 * len(self._starts)
         return np.repeat(sign * message[:at].copy().view(np.float32), self._lengths), message[at:]
 
@@ -43,7 +43,7 @@ class Sign(GatheredCoding):
 
 
 class SignCoder(_BlockCoder):
-    """The mean magnitude of each block, then the signs as bits."""
+    """Writes messages of the mean magnitude of each block, then the signs as bits."""
 
     def __init__(self, count: int, exact: int, dtype: str) -> None:
         super().__init__(count, exact, dtype, _SIGNS, -(-count // 8))
@@ -62,9 +62,9 @@ class SignCoder(_BlockCoder):
 class Int8(GatheredCoding):
     """Send each value as an integer from -127 to 127, with a scale for each 256 values: a quarter of float32's bytes.
 
-    A value is wrong by at most 1/254 of the largest magnitude in its block; that is added to what is sent next. Every
-    host gets the others' bytes and adds them up in float32, so with n hosts it receives n-1 bytes a number: from 9
-    hosts on that is more than an allreduce of float32 takes. Methods: see Coding.
+    The error of a value is at most 1/254 of the largest magnitude in its block; it is added to the next step. Every
+    host receives the other hosts' bytes and adds them up in float32, so with n hosts it receives n-1 bytes a number:
+    from 9 hosts on, an allreduce of float32 takes fewer bytes. Methods: see Coding.
     """
 
     def open(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix] = ()) -> Int8Coder:
@@ -72,7 +72,7 @@ class Int8(GatheredCoding):
 
 
 class Int8Coder(_BlockCoder):
-    """The scale of each block, then the integers."""
+    """Writes messages of the scale of each block, then the integers."""
 
     def __init__(self, count: int, exact: int, dtype: str) -> None:
         super().__init__(count, exact, dtype, _INTEGERS, count)
@@ -81,7 +81,7 @@ class Int8Coder(_BlockCoder):
         scales = (np.maximum.reduceat(np.abs(values), self._starts) / _LARGEST).astype(np.float32)
         steps = np.repeat(scales, self._lengths)
         steps[steps == 0] = 1
-        # A scale that is rounded down may make its largest number a little more than 127.
+        # If the scale was rounded down, the largest number of the block may be a little more than 127.
         numbers = np.clip(np.rint(values / steps), -_LARGEST, _LARGEST)
         return np.concatenate([scales.view(np.uint8), numbers.astype(np.int8).view(np.uint8)])
 

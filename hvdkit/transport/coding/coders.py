@@ -1,4 +1,4 @@
-"""Opening a coder for a piece of a bucket, sending a piece uncoded, and coders whose messages all ranks gather."""
+"""Opens the coder of a shard, sums a shard uncoded, and has the base class of coders whose messages are gathered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 
 
 def open_coder(spec: BucketSpec, own: tuple[int, int]) -> Coder | None:
-    """The coder of the elements from own[0] up to own[1] of a bucket; None where they are not coded."""
+    """Open the coder of the elements from own[0] up to own[1] of a bucket; None if they are not coded."""
     if isinstance(spec.wire, str):
         return None
     coded = min(spec.count - spec.exact, own[1]) - own[0]
@@ -32,27 +32,27 @@ def open_coder(spec: BucketSpec, own: tuple[int, int]) -> Coder | None:
 
 
 def sent_bytes(spec: BucketSpec, coder: Coder | None, numbers: Buffer) -> int:
-    """How many bytes a rank gives to the network for its numbers of a bucket, whatever becomes of them there."""
+    """Return the bytes that a rank sends over the network for its numbers of a bucket, whatever the algorithm."""
     if coder is not None:
         return coder.sent_bytes
     return numbers.count * STORAGE[spec.wire_dtype].itemsize
 
 
 def all_finite(values: Array) -> bool:
-    """Is no value inf or NaN? Their sum is finite then, but where that is too large itself."""
+    """Return whether no value is inf or NaN. The sum is then finite unless it overflows."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
 
 
 def uncoded_steps(wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
-    """Sum `source` into `out` (n,) over the ranks, as Coder.steps does, with no number coded."""
+    """Sum `source` into `out` (n,) over the ranks, as Coder.steps does, without coding."""
     np.copyto(out.array, source.array)
     spec = BucketSpec(out.dtype, out.count)
     return reduce_steps(wire, out, out, spec, arithmetic=NumpyArithmetic(), at_once=False)
 
 
 class GatheredCoding:
-    """The common part of codings that code number by number: see Coding."""
+    """The base class of codings that code each number by itself: see Coding."""
 
     of_matrices: ClassVar[bool] = False
 
@@ -61,12 +61,12 @@ class GatheredCoding:
 
 
 class GatheredCoder(ABC):
-    """See Coder. For messages that cannot be added up on the way: every rank gets all, and adds what they stand for.
+    """See Coder. For messages that cannot be added up in transit: every rank gathers and decodes all messages.
 
-    A coding writes `encode` and `add`; all messages of a coder are of `message_bytes`.
-    Behind the message are the exact numbers, and a byte that is 1 where the message is of finite numbers. All ranks
-    gather these bytes with the messages. If one is 0 they sum their numbers uncoded, so no later bucket may go before
-    that.
+    A coding implements `encode` and `add`; all messages of a coder have `message_bytes` bytes.
+    After the message come the exact numbers, and a byte that is 1 if the message is of finite numbers. All ranks gather
+    these bytes with the messages. If one byte is 0, all ranks sum their numbers uncoded, so no later bucket may
+    overtake this one.
     """
 
     def __init__(self, count: int, exact: int, dtype: str, message_bytes: int) -> None:
@@ -78,11 +78,11 @@ class GatheredCoder(ABC):
 
     @abstractmethod
     def encode(self, values: Array) -> Bytes:
-        """The message, (message_bytes,), for values (count,)."""
+        """Return the message, (message_bytes,), for values (count,)."""
 
     @abstractmethod
     def add(self, total: Array, message: Bytes, sign: int) -> None:
-        """total (count,) += sign * what the message stands for."""
+        """Add sign * the decoded message to total (count,)."""
 
     def steps(self, wire: Wire, source: Buffer, out: Buffer) -> Iterator[bool]:
         size, nbytes = wire.size, self.sent_bytes
@@ -108,5 +108,5 @@ class GatheredCoder(ABC):
         out.array[:] = 0
         for at in range(0, size * nbytes, nbytes):
             self.add(out.array[: self.count], gathered[at : at + self._message], 1)
-            # A copy, since numbers behind a message of any length do not begin where numbers may.
+            # A copy, because numbers after a message of any length may not be aligned.
             out.array[self.count :] += gathered[at + self._message : at + nbytes - 1].copy().view(self._dtype)

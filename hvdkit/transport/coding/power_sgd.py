@@ -1,4 +1,4 @@
-"""Send a product of two thin matrices in place of a large one."""
+"""The coding PowerSGD, which sends the product of two thin matrices in place of a large matrix."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hvdkit.transport.buffer import STORAGE, Array, Buffer
 from hvdkit.transport.coding.api import Matrix
 from hvdkit.transport.coding.coders import all_finite, uncoded_steps
 
-_EMPTY = 1e-6  # of the longest column's length: what rounding leaves of one that has nothing to say
+_EMPTY = 1e-6  # of the longest column's length: a shorter column is only a rounding error
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor seen as a matrix; one row for a vector.
+    """Return the rows and columns of a tensor seen as a matrix; one row for a vector.
 
-    More than 2 dimensions are (shape[0], the rest), as a convolution's kernel of PyTorch has its outputs first; or
-    (the rest, shape[-1]) where rows and columns are fewer, as TensorFlow's and JAX's have them last.
+    More than 2 dimensions become (shape[0], the rest), because PyTorch's convolution kernels have their outputs first;
+    or (the rest, shape[-1]) if rows and columns are then fewer, because those of TensorFlow and JAX have them last.
     """
     if len(shape) < 2:
         return 1, math.prod(shape)
@@ -38,8 +38,8 @@ class PowerSGD:
 
     A matrix of m rows and n columns is sent as rank * (m + n) numbers. Vectors, and tensors that would not become
     smaller, are sent unchanged. A tensor of more dimensions is treated as a matrix (see matrix_shape). The two matrices
-    are computed by one step of the power method, which starts from those of the step before. The error of their product
-    is added to the next gradient. Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
+    are computed by one step of the power method, which starts from the previous step's matrices. The error of their
+    product is added to the next gradient. Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", 2019, algorithms 1 and 2. Methods: see Coding.
     """
 
@@ -59,14 +59,14 @@ class PowerSGD:
 
 
 class PowerCoder:
-    """See Coder. Both factors of a matrix are summed over the ranks: what a rank sends does not grow with their number.
+    """See Coder. Both factors of a matrix are summed over the ranks, so the bytes do not grow with the number of ranks.
 
-    The factors of all matrices travel together: first the left ones, of shape (rows, rank), then the right ones, of
-    shape (columns, rank). A rank whose numbers are not finite makes its left factors NaN. Their sum is then finite on
-    no rank, and all of them sum their numbers uncoded.
+    The factors of all matrices are sent together: first the left factors, of shape (rows, rank), then the right
+    factors, of shape (columns, rank). A rank whose numbers are not finite makes its left factors NaN. The sum is then
+    finite on no rank, and all ranks sum their numbers uncoded.
 
-    The first round takes two steps of the power method, and sends twice as much. One step from random matrices leaves a
-    relative error of up to 1e-4 where a gradient's rank is no higher than asked for (float32), two steps 1e-6.
+    The first round takes two steps of the power method, and sends twice as much. If a gradient's rank does not exceed
+    the requested rank, one step from random matrices leaves a relative error of up to 1e-4 (float32), two steps 1e-6.
     """
 
     def __init__(self, count: int, exact: int, dtype: str, matrices: Sequence[Matrix], rank: int) -> None:
@@ -83,9 +83,9 @@ class PowerCoder:
         self._fill_empty_columns()
 
     def _fill_empty_columns(self) -> None:
-        """Give the right factors a direction to look in where they have none: any will do, if all ranks have the same.
+        """Fill empty columns of the right factors with random directions, the same on all ranks.
 
-        They have none in the beginning, and after a gradient whose rank was lower than that asked for.
+        All columns are empty at first, and some are after a gradient whose rank was lower than the requested rank.
         """
         for at, right in enumerate(self._factors(self._right, self._right_ends)):
             lengths = np.abs(right).max(axis=0)
@@ -142,11 +142,11 @@ class PowerCoder:
 
 
 def orthonormal(columns: Array) -> Array:
-    """Columns, (n, r), made orthonormal one after the other (modified Gram-Schmidt); a column of nothing new stays 0.
+    """Orthonormalize columns, (n, r), by modified Gram-Schmidt; a column that depends on earlier columns becomes 0.
 
-    In float64 and without LAPACK, whose results differ in their last bits between kinds of processors.
+    It computes in float64 and without LAPACK, whose results differ in the last bits between kinds of processors.
     """
-    basis = np.array(columns.T, np.float64, order="C")  # a column is a row here, and so lies together
+    basis = np.array(columns.T, np.float64, order="C")  # each column is a row here, and so is contiguous
     for at, column in enumerate(basis):
         before = np.sqrt(np.sum(column * column))
         for earlier in basis[:at]:

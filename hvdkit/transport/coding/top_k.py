@@ -1,4 +1,4 @@
-"""Send the largest numbers only."""
+"""The coding TopK, which sends only the largest numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.transport.coding.coders import Bytes, GatheredCoder, GatheredCoding
 class TopK(GatheredCoding):
     """Send only the values of a bucket that are largest in magnitude, each with its index.
 
-    ratio: the part of the values that is sent, above 0 and at most 1; 0.01 sends a fiftieth of the bytes.
+    ratio: the fraction of the values that is sent, above 0 and at most 1; 0.01 sends a fiftieth of the bytes.
     The values that are not sent are added to the next step (Stich et al., "Sparsified SGD with Memory", 2018). Use it
     for gradients of which most values are nearly zero, such as those of an embedding. Methods: see Coding.
     """
@@ -34,7 +34,7 @@ class TopK(GatheredCoding):
 
 
 class TopKCoder(GatheredCoder):
-    """The places of the k largest as int32, then the numbers as float32."""
+    """Writes messages of the indices of the k largest numbers as int32, then these numbers as float32."""
 
     def __init__(self, count: int, exact: int, dtype: str, k: int) -> None:
         super().__init__(count, exact, dtype, 8 * k)
@@ -42,7 +42,7 @@ class TopKCoder(GatheredCoder):
 
     def encode(self, values: Array) -> Bytes:
         magnitudes = np.abs(values)
-        # What is no number is sent first, so that it is seen everywhere, as without coding.
+        # NaN counts as the largest and is sent first, so that all ranks get it, as without coding.
         magnitudes[np.isnan(magnitudes)] = np.inf
         places = np.argpartition(magnitudes, self.count - self._k)[self.count - self._k :].astype(np.int32)
         places.sort()

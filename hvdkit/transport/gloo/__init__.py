@@ -1,1 +1,1 @@
-"""All ranks through Gloo, for worlds without MPI."""
+"""The transport over Gloo, for worlds without MPI."""

@@ -1,4 +1,4 @@
-"""Ask a store of another process, which may be stopped: torch's own wait for an answer cannot be watched or ended."""
+"""Calls a store of another process with a timeout; torch's own wait for a stopped process cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from hvdkit.transport.polling import look
 
 Answer = TypeVar("Answer")
 
-_LOOK_S = 0.1  # between two calls of what watches this thread's waits
-_ANSWER_S = 5.0  # for an answer, also where the deadline is over
-_EXIT_S = 1.0  # for all that is still asked when Python ends
+_LOOK_S = 0.1  # interval between two calls of look()
+_ANSWER_S = 5.0  # shortest timeout of an answer, also after the deadline
+_EXIT_S = 1.0  # timeout of all calls still in progress when Python ends
 _asking: set[threading.Thread] = set()
 
 
 def ask_rank_0(store: Any, call: Callable[..., Answer], *arguments: Any, deadline: float) -> Answer:
-    """See wait_for_store(): call is a method of rank 0's store."""
+    """Call a method of rank 0's store; see wait_for_store()."""
     return wait_for_store(f"{store.host}:{store.port}", call, *arguments, deadline=deadline)
 
 
 def wait_for_store(
     place: str, call: Callable[..., Answer], *arguments: Any, deadline: float, owner: str = "Rank 0"
 ) -> Answer:
-    """Return call(*arguments), which asks the store at `place`, or raise what it raises.
+    """Return call(*arguments), which queries a store, or raise its exception.
 
-    deadline: on the clock of time.monotonic(). owner: whose process serves the store, for the message.
-    Raises TransportError if there is no answer by then; the store cannot be used any more.
+    place: the address of the store, for the message.
+    call: a method of the store.
+    arguments: the arguments of `call`.
+    deadline: on the clock of time.monotonic(); at least 5 s are allowed.
+    owner: the process that serves the store, for the message.
+    Raises TransportError if no answer has come by the deadline; the store cannot be used any more then.
     """
     answers: list[Answer] = []
     errors: list[Exception] = []
@@ -65,7 +69,7 @@ def wait_for_store(
 
 @atexit.register
 def _wait_for_answers() -> None:
-    """A call of torch's that returns when Python has ended would end the process with SIGABRT."""
+    """Wait for calls in progress: a call of torch that returns after Python has ended kills the process by SIGABRT."""
     deadline = time.monotonic() + _EXIT_S
     for thread in tuple(_asking):
         thread.join(max(0.0, deadline - time.monotonic()))

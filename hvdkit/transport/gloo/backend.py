@@ -1,4 +1,4 @@
-"""Gloo as a backend (see transport/backend.py): for ranks that a launcher has started without MPI, or by wish."""
+"""Gloo as a backend (see transport/backend.py), for ranks that were started without MPI, or by the setting."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hvdkit.world import World
 
 can_load = can_load_gloo
 
-#: Variable with the secret of the job, 64 hex digits, where what starts the ranks has sent it to each of them.
+#: Variable with the secret of the job, 64 hex digits, if the system that starts the ranks has sent it to each of them.
 JOB_SECRET = "HVDKIT_JOB_SECRET"
 
 
 def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | None]:
-    """See Backend.connect. Where only MPI knows the ranks it is asked where rank 0 is, and no more."""
+    """See Backend.connect. If only MPI knows the ranks, it is used only to find the address of rank 0."""
     variables = read_environment()
     options: dict[str, Any] = {"host": world.host, "interface": read_interface(variables)}
     try:
@@ -55,7 +55,7 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
         mpi_transport.close()
         return transport, abort
     secret = _read_secret(variables)
-    # A later store may get a port that was another one's before; its world has another secret.
+    # A later store may get the port of an earlier store; its world has another secret.
     options |= {"secret": secret, "store_name": f"{place.address}:{place.port} {secret}"}
     store, towards = open_rendezvous_store(place, world.rank)
     return open_gloo(store, world.rank, world.size, towards=towards, **options), None
@@ -69,7 +69,7 @@ def _read_secret(variables: Mapping[str, str]) -> str:
 
 
 def takes_calls_from_threads() -> bool:
-    """See Backend.takes_calls_from_threads. Horovod asks it of MPI only."""
+    """See Backend.takes_calls_from_threads. Horovod queries it for MPI only."""
     return False
 
 

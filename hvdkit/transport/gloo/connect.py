@@ -1,4 +1,4 @@
-"""Connect every rank with every other one, at addresses that they have told each other."""
+"""Connects every rank with every other rank, at the addresses that the ranks have exchanged."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hvdkit.transport.polling import look
 
 PURPOSE = b"mesh"
 _PAUSE_S = 0.05
-_LOOK_S = 0.2  # between two calls of what watches this thread's waits
+_LOOK_S = 0.2  # interval between two calls of look()
 
-# A host that is gone without a word is noticed after half a minute.
+# The loss of a host that closes no connection is noticed after half a minute.
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 def listen(address: str, backlog: int) -> socket.socket:
-    """A socket that listens on any port of this address."""
+    """Open a socket that listens on a free port of this address."""
     return socket.create_server((address, 0), backlog=backlog)
 
 
 def wait_for_listener(address: str, port: int, deadline: float) -> None:
-    """Return when something listens there, or at the deadline, on the clock of time.monotonic()."""
+    """Wait until a process listens at the address, or until the deadline, on the clock of time.monotonic()."""
     while time.monotonic() < deadline:
         look()
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=HANDSHAKE_S):
@@ -38,10 +38,14 @@ def wait_for_listener(address: str, port: int, deadline: float) -> None:
 def connect_all(
     listener: socket.socket, rank: int, places: Sequence[tuple[str, int]], secret: bytes, deadline: float
 ) -> dict[int, socket.socket]:
-    """A connection to each other rank; all ranks call it. This rank connects to those below it, and hears those above.
+    """Connect to each other rank; collective. This rank connects to lower ranks, and accepts from higher ranks.
 
-    places: address and port of every rank's listener. deadline: on the clock of time.monotonic().
-    Raises TransportError naming the ranks that are missing then.
+    listener: this rank's listening socket.
+    rank: this rank.
+    places: address and port of every rank's listener, by rank.
+    secret: the secret of the job, which the connections prove.
+    deadline: on the clock of time.monotonic().
+    Returns the connections by rank. Raises TransportError that names the ranks missing at the deadline.
     """
     connections: dict[int, socket.socket] = {}
     for peer in range(rank):
@@ -64,7 +68,7 @@ def connect_all(
                     connection.close()
                     continue
                 if peer in connections:
-                    connections[peer].close()  # it did not hear the answer, and has come again
+                    connections[peer].close()  # the rank did not get the answer, and has connected again
                 connections[peer] = _tune(connection)
     finally:
         handshakes.close()
@@ -89,7 +93,7 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
         except OSError as error:
             seen = error
             connection.close()
-        except BaseException:  # of what watches this wait, or Ctrl-C: nobody else closes it
+        except BaseException:  # from look(), or Ctrl-C: only this function can close the connection
             connection.close()
             raise
         time.sleep(_PAUSE_S)
@@ -101,7 +105,7 @@ def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadli
 
 
 def _wait_for_bytes(connection: socket.socket, deadline: float) -> None:
-    """Return when the other side has said something: a process that is stopped is connected to, and says nothing."""
+    """Wait until the other side has sent bytes: the kernel accepts connections even for a stopped process."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     while not poll.poll(1000 * _LOOK_S):

@@ -1,7 +1,7 @@
-"""Gloo as torch.distributed has it: stores, and groups with their collectives, begun now and asked after later.
+"""Gloo, as part of torch.distributed: its stores, and its groups with nonblocking collectives.
 
-The one file below the adapters that loads a framework, and only when ranks are to talk through Gloo. The groups are
-hvdkit's own: torch's default group stays the script's to make.
+This is the only file below the adapters that loads a framework, and only when ranks communicate over Gloo. The groups
+are hvdkit's own; the script can still make torch's default group.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hvdkit.transport.request import NOTHING, Request
 if TYPE_CHECKING:
     import torch
 
-_THREADS = 2  # of a group: collectives that are under way at the same time
-_START = timedelta(seconds=60)  # for the ranks of a group to connect; all of them are there by then
+_THREADS = 2  # of a group: limit of its collectives in progress at the same time
+_START = timedelta(seconds=60)  # timeout for the ranks of a group to connect; before, all have called _assemble()
 _STORE = timedelta(seconds=300)
-_ANSWER = _START  # of a store in another process, where Gloo asks it
-_FOR_EVER = timedelta(days=1000)  # who waits looks after the others itself, and a slow rank is no failed one
+_ANSWER = _START  # timeout of a store in another process, when Gloo queries it
+_FOR_EVER = timedelta(days=1000)  # hvdkit's waits check the other ranks themselves, and a slow rank has not failed
 _LOOK = timedelta(milliseconds=100)
 
-_TOGETHER_BYTES = 64 * 1024  # gathered in one exchange of equal pieces; more is sent piece by piece, and copied less
+_TOGETHER_BYTES = 64 * 1024  # up to here one exchange of equal slices gathers; above, broadcasts, with fewer copies
 
-#: What Gloo adds up well; 16-bit floats it would round after every addition.
+#: The dtypes that Gloo may add up; it would round 16-bit floats after every addition.
 _REDUCIBLE = frozenset({"uint8", "int8", "int32", "int64", "bool", "float32", "float64"})
 
 Explain = Callable[[str, Exception], Exception]
@@ -47,7 +47,7 @@ Explain = Callable[[str, Exception], Exception]
 
 @functools.cache
 def load_gloo() -> Any:
-    """torch.distributed. Raises MissingDependencyError if torch is not installed, or was built without Gloo."""
+    """Return torch.distributed. Raises MissingDependencyError if torch is not installed, or has no Gloo."""
     _torch()
     distributed = optional_import("torch.distributed", "torch")
     if not distributed.is_available() or not distributed.is_gloo_available():
@@ -64,7 +64,7 @@ def _torch() -> Any:
 
 
 def can_load_gloo() -> bool:
-    """Is there a torch with Gloo? Loads torch."""
+    """Return whether a torch with Gloo is installed; loads torch."""
     try:
         load_gloo()
     except ImportError:
@@ -73,20 +73,24 @@ def can_load_gloo() -> bool:
 
 
 def host_store() -> Any:
-    """A new store of torch's, served by this process."""
+    """Make a store of torch's, which this process serves."""
     return _open_store("127.0.0.1", 0, _STORE, is_master=True)
 
 
 def host_store_at(address: str, port: int) -> Any:
-    """A store at a port that was chosen before; the script may make its own groups through it as well."""
+    """Make a store at a given port, which this process serves; the script may make its own groups through it too."""
     return _open_store(address, port, _STORE, is_master=True, multi_tenant=True)
 
 
 def join_store(address: str, port: int, timeout_s: float, deadline: float = 0.0, owner: str = "Rank 0") -> Any:
-    """A store that another process serves.
+    """Connect to a store that another process serves.
 
-    timeout_s: for the connection. deadline: for its first answer, on the clock of time.monotonic(), or the connection's
-    if that is later. owner: whose process serves it, for messages. Raises TransportError.
+    address: host name or IP address.
+    port: TCP port.
+    timeout_s: timeout of the connection, in seconds.
+    deadline: for its first answer, on the clock of time.monotonic(); the connection's timeout if that is later.
+    owner: the process that serves it, for messages.
+    Raises TransportError.
     """
     load_gloo()
     opening = functools.partial(_open_store, address, port, timedelta(seconds=timeout_s), is_master=False)
@@ -99,18 +103,23 @@ def join_store(address: str, port: int, timeout_s: float, deadline: float = 0.0,
 def _open_store(address: str, port: int, timeout: timedelta, **options: bool) -> Any:
     try:
         return load_gloo().TCPStore(address, port, timeout=timeout, wait_for_workers=False, **options)
-    except RuntimeError as error:  # torch's DistNetworkError and its like
+    except RuntimeError as error:  # torch's DistNetworkError and similar errors
         raise TransportError(f"torch's TCPStore at {address}:{port} cannot be opened: {error}") from error
 
 
 class GlooWire:
-    """See Wire: a process group of Gloo, by itself. The same ranks, with the same name, make it together.
+    """See Wire: a separate process group of Gloo. All its ranks make it together, with the same name.
 
-    address: of this host, which the others reach. explain: makes the error of a call that failed.
+    store: the store through which the ranks connect.
+    name: the group's name in the store.
+    rank: this process's number in the group.
+    size: number of ranks.
+    address: the address of this host that the other ranks can reach.
+    explain: makes the error of a call that has failed.
     """
 
     largest_count = sys.maxsize
-    messages: Messages | None = None  # Gloo's can only be waited for
+    messages: Messages | None = None  # Gloo's own messages cannot be polled
 
     def __init__(self, store: Any, name: str, rank: int, size: int, address: str, explain: Explain) -> None:
         self.rank, self.size = rank, size
@@ -172,7 +181,7 @@ class GlooWire:
         return self._broadcast(buffer, [(root, buffer)])
 
     def _broadcast(self, out: Buffer, pieces: Sequence[tuple[int, Buffer]]) -> GlooRequest:
-        """Fill each piece of `out` with the root's, given before it; all at once."""
+        """Fill each slice of `out` with that of its root, by broadcasts that run at once. pieces: (root, slice)."""
         moved = [
             (_bytes_of(piece), _options("BroadcastOptions", rootRank=root)) for root, piece in pieces if piece.nbytes
         ]
@@ -190,27 +199,34 @@ class GlooWire:
         return request
 
     def close(self, *, idle: bool = True) -> None:
-        """See Wire.close. One that is not idle knows that by itself."""
+        """See Wire.close. The wire itself knows whether it is idle."""
         if any(not request.over for request in self._open):
-            # Its end would wait for what is under way, and nobody may be there any more to bring that to an end.
+            # Its destructor would wait for collectives in progress, which cannot end if the other ranks have ended.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
         self._open = []
 
 
-#: Those that are open.
+#: The open wires.
 _wires: weakref.WeakSet[GlooWire] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_wires() -> None:
-    """End Gloo's threads while Python is there: one that asks for it later ends the process with SIGABRT."""
+    """End Gloo's threads before Python ends: a thread that uses Python later kills the process by SIGABRT."""
     for wire in list(_wires):
         wire.close()
 
 
 class GlooRequest(Request):
-    """See Request. memory: what Gloo reads and writes until then. explain: see GlooWire."""
+    """See Request.
+
+    what: the name of the collective, for messages.
+    works: torch's objects of the parts of the collective.
+    out: see Request.
+    memory: objects that Gloo reads and writes until it is done, which must stay alive.
+    explain: see GlooWire.
+    """
 
     def __init__(self, what: str, works: Sequence[Any], out: Buffer, memory: object, explain: Explain) -> None:
         self.out = out
@@ -218,7 +234,7 @@ class GlooRequest(Request):
 
     @property
     def over(self) -> bool:
-        """Has it been done, or failed?"""
+        """Return whether it is done or has failed."""
         return all(work.is_completed() for work in self._works)
 
     def done(self) -> bool:
@@ -233,13 +249,13 @@ class GlooRequest(Request):
         return True
 
     def wait(self) -> Buffer:
-        """See Request.wait. The thread sleeps in Gloo, unless its waits have something to drive."""
+        """See Request.wait. The thread sleeps in Gloo, unless drive() has registered functions for it."""
         if drives():
             return super().wait()
         try:
             for work in self._works:
                 while not work.is_completed():
-                    with contextlib.suppress(RuntimeError):  # the time is up; or it failed, which done() tells
+                    with contextlib.suppress(RuntimeError):  # a timeout, or a failure, which done() raises
                         work.wait(_LOOK)
                         continue
                     look()

@@ -1,7 +1,7 @@
-"""A connection from every rank to every other one: messages go over it, and the end of a rank is seen by all.
+"""Connections between all pairs of ranks, which carry messages and show all ranks when a rank ends.
 
-A frame is 16 bytes that say for which mailbox it is, 8 bytes of length, and the message. Nobody waits here: what cannot
-be sent at once is sent by a later call.
+A frame is the 16 bytes of its mailbox's channel, 8 bytes of length, and the message. No call here blocks: bytes that
+cannot be sent at once are sent by a later call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAVING = b"leaving".ljust(16, b"\0")
 _GONE = b"gone".ljust(16, b"\0")
 _PIECE = 256 * 1024
 
-# What a rank sent before it ended may still be on its way through other threads, and is enough for those who wait.
+# Messages that a rank sent before it ended may still pass through other threads, and may be all that a wait needs.
 _DEATH_GRACE_S = 1.0
 _LEAVING_GRACE_S = 5.0
 
@@ -38,9 +38,9 @@ _FLUSH_S = 2.0
 
 
 class PeerConnections:
-    """This rank's connections; any thread may call.
+    """This rank's connections; any thread may call the methods.
 
-    connections: to each other rank, by rank. hosts: name of every rank's host.
+    connections: a socket to each other rank, by rank. hosts: name of every rank's host, by rank.
     """
 
     def __init__(self, rank: int, connections: Mapping[int, socket.socket], hosts: Sequence[str]) -> None:
@@ -55,12 +55,12 @@ class PeerConnections:
         self._incoming: defaultdict[int, bytearray] = defaultdict(bytearray)
         self._messages: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
         self._closed: set[bytes] = set()
-        self._gone: dict[int, tuple[bool, float]] = {}  # in the order of noticing: did it say so, and when
+        self._gone: dict[int, tuple[bool, float]] = {}  # in the order of detection: (announced by the rank, time)
         self._lock = threading.RLock()
         _open.add(self)
 
     def send(self, peer: int, channel: bytes, message: bytes) -> None:
-        """Send, and return at once; what goes to a rank that has ended is lost. channel: 16 bytes."""
+        """Send, and return at once; a message to a rank that has ended is lost. channel: 16 bytes."""
         with self._lock:
             if peer == self.rank:
                 self._messages[channel].append((peer, message))
@@ -71,28 +71,28 @@ class PeerConnections:
                 self._flush(peer)
 
     def receive(self, channel: bytes) -> list[tuple[int, bytes]]:
-        """All messages that have come for this channel, each with its sender."""
+        """Return all messages that have arrived for this channel, as (sender, message)."""
         with self._lock:
             self._turn()
             return self._messages.pop(channel, [])
 
     def is_sent(self, peer: int) -> bool:
-        """Has the system taken all that was sent to this rank? Tries again; False if the rank has ended."""
+        """Return whether the kernel has taken all messages to this rank, after another try; False if it has ended."""
         with self._lock:
             if self._outgoing.get(peer):
                 self._flush(peer)
             return peer in self._connections and not self._outgoing.get(peer)
 
     def close_channel(self, channel: bytes) -> None:
-        """Throw away what has come or will come for this channel, which is not used again."""
+        """Drop all present and future messages for this channel, which must not be used again."""
         with self._lock:
             self._messages.pop(channel, None)
             self._closed.add(channel)
 
     def check(self, ranks: Iterable[int], *, at_once: bool = False) -> None:
-        """Raise RankLostError if one of these ranks is known to have ended, and had time to be heard to the end.
+        """Raise RankLostError if one of these ranks has ended, and a grace period for its last messages is over.
 
-        at_once: without that time, for whoever knows that it did not answer.
+        at_once: without the grace period, if the caller knows that the rank did not answer.
         """
         with self._lock:
             self._turn()
@@ -105,7 +105,7 @@ class PeerConnections:
                     raise RankLostError(describe_death(peer, self.hosts[peer]))
 
     def leave(self) -> None:
-        """Tell everyone that this rank takes no further part."""
+        """Announce to all ranks that this rank leaves."""
         with self._lock:
             self._tell(_LEAVING, b"")
             deadline = time.monotonic() + _FLUSH_S
@@ -120,7 +120,7 @@ class PeerConnections:
             self.forget()
 
     def forget(self) -> None:
-        """Close this process's ends, as a forked child must: they would keep a dead rank's connections open."""
+        """Close this process's descriptors, as a forked child must: they would keep a dead rank's connections open."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -128,7 +128,7 @@ class PeerConnections:
         self._poll = select.poll()
 
     def _turn(self) -> None:
-        """Take what has come, and send what is left to send."""
+        """Read all arrived bytes, and send the remaining bytes."""
         for peer in [peer for peer, data in self._outgoing.items() if data]:
             self._flush(peer)
         for descriptor, _ in self._poll.poll(0):
@@ -181,7 +181,7 @@ class PeerConnections:
         except BlockingIOError:
             pass
         except OSError:
-            data.clear()  # reading will tell, once what the peer sent before it ended has been read
+            data.clear()  # _read() detects the end, after the peer's last messages
 
     def _drop(self, peer: int) -> None:
         connection = self._connections.pop(peer)
@@ -195,7 +195,7 @@ class PeerConnections:
         if peer in self._gone or peer == self.rank:
             return
         self._gone[peer] = (False, time.monotonic())
-        # A rank that ends because of this one must not be taken for the first that did.
+        # A rank that ends because of this loss must not be taken for the first lost rank.
         self._tell(_GONE, _PEER.pack(peer))
 
     def _tell(self, channel: bytes, message: bytes) -> None:
@@ -204,7 +204,7 @@ class PeerConnections:
 
 
 class PeerMailbox:
-    """See Mailbox. ranks: the number among `peers` of each rank. channel: 16 bytes, of this mailbox alone."""
+    """See Mailbox. ranks: the number among `peers` of each rank. channel: 16 bytes that no other mailbox uses."""
 
     star = False
 
@@ -222,7 +222,7 @@ class PeerMailbox:
         self._peers.close_channel(self._channel)
 
     def is_sent(self, rank: int) -> bool:
-        """Has the system taken all that was sent to this rank?"""
+        """Return whether the kernel has taken all messages to this rank."""
         return self._peers.is_sent(self._ranks[rank])
 
     def check(self, rank: int) -> None:
@@ -231,7 +231,7 @@ class PeerMailbox:
 
 
 class PeerMessages:
-    """The messages of a group, each with its tag before it in a mailbox of its own, which close() closes."""
+    """Sends and receives the tagged messages of a group over a mailbox, which close() closes."""
 
     def __init__(self, mailbox: PeerMailbox) -> None:
         self.mailbox, self._closed = mailbox, False
@@ -239,20 +239,20 @@ class PeerMessages:
         self._arrived: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)
 
     def send(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """See Transport.isend. It is done when the system has taken the message."""
+        """See Transport.isend. The request is done when the kernel has taken the message."""
         calls().uncertain = True
         self.mailbox.send(peer, b"".join((_TAG.pack(tag), buffer.array.data)))
         return _Send(self, buffer, peer)
 
     def receive(self, buffer: Buffer, peer: int, tag: int) -> Request:
-        """As send()."""
+        """See Transport.ireceive."""
         calls().uncertain = True
         request = _Receive(self, buffer, peer)
         self._receives[peer, tag].append(request)
         return request
 
     def advance(self) -> None:
-        """Give what has arrived to the requests that wait for it. Raises TransportError after close()."""
+        """Pass arrived messages to the requests that wait for them. Raises TransportError after close()."""
         if self._closed:
             raise closed_meanwhile()
         for peer, message in self.mailbox.receive():
@@ -267,7 +267,7 @@ class PeerMessages:
                 del self._receives[key]
 
     def close(self) -> None:
-        """Close the mailbox. Messages that nobody has received are lost."""
+        """Close the mailbox. Messages not yet received are lost."""
         self._closed = True
         self.mailbox.close()
         self._receives.clear()
@@ -281,7 +281,7 @@ class _Send(Request):
 
     def done(self) -> bool:
         if not self._done:
-            self._messages.advance()  # two ranks that only send would fill each other's connections
+            self._messages.advance()  # also reads: two ranks that only send would fill each other's socket buffers
             self._done = self._messages.mailbox.is_sent(self._peer)
             if not self._done:
                 self._messages.mailbox.check(self._peer)
@@ -289,7 +289,7 @@ class _Send(Request):
 
 
 class _Receive(Request):
-    """message: the tag and the bytes, once they have arrived."""
+    """A message to receive. message: the tag and the bytes, once they have arrived."""
 
     message: bytes | None = None
 

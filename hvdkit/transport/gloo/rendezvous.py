@@ -1,7 +1,7 @@
-"""The rendezvous of ranks that know only a store of their launcher: rank 0 writes the address of another one there.
+"""The rendezvous of ranks that know only their launcher's store: rank 0 writes the address of its own store there.
 
-An entry about a store that is gone (of ranks that torchrun has started again, say) cannot be told from a fresh one; but
-nobody answers there, so it is read again until somebody does.
+An entry of a store that has ended (for example of ranks that torchrun has restarted) cannot be distinguished from a
+fresh entry. But no process answers at its address, so the entry is read again until a store answers.
 """
 
 from __future__ import annotations
@@ -36,22 +36,25 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RendezvousStore(Protocol):
-    """Keeps values by key: what one rank puts, the others get. private: nobody else can read it."""
+    """Keeps values by key, which one rank puts and others get. private: True if only the ranks can read it."""
 
     private: bool
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value, in place of an older one."""
+        """Store a value, and replace an older value."""
 
     def get(self, key: str) -> bytes | None:
-        """The value that was put last; None if there is none. It may be from processes that have ended."""
+        """Return the value that was put last; None if there is none. It may be from processes that have ended."""
 
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """Where the rendezvous store is.
+    """The location of the rendezvous store.
 
-    kind: "http" is horovodrun's, "store" torch's TCPStore, "mpi" is MPI itself. hosted: does rank 0 start it?
+    kind: "http" for horovodrun's, "store" for torch's TCPStore, "mpi" for MPI itself.
+    address: its host; "" for "mpi".
+    port: its TCP port; 0 for "mpi".
+    hosted: True if rank 0 starts it.
     """
 
     kind: Literal["http", "store", "mpi"]
@@ -61,9 +64,9 @@ class StoreLocation:
 
 
 def find_rendezvous_store(variables: Mapping[str, str], launcher: str) -> StoreLocation:
-    """Read where the launcher has its rendezvous store. launcher: see World.
+    """Read the location of the launcher's rendezvous store from the variables. launcher: see World.
 
-    Raises WorldError if the launcher should have said, and has not, or not well.
+    Raises WorldError if the launcher's variables for it are missing or invalid.
     """
     names: tuple[str, str]
     if launcher == "horovodrun":
@@ -89,7 +92,7 @@ def _read_place(variables: Mapping[str, str], names: tuple[str, str], launcher: 
 
 
 class HttpRendezvousStore:
-    """horovodrun's own: PUT and GET of /scope/key, by whoever reaches its port. Proxies are not asked."""
+    """horovodrun's store: PUT and GET of /scope/key, open to all that reach its port. It is used without a proxy."""
 
     private = False
 
@@ -123,9 +126,9 @@ class HttpRendezvousStore:
 
 
 class TcpRendezvousStore:
-    """See RendezvousStore: a TCPStore of torch's, which answers whoever reaches its port.
+    """See RendezvousStore: a TCPStore of torch's, open to all that reach its port.
 
-    owner: whose process serves it, for messages. Both methods raise TransportError if that does not answer.
+    owner: the process that serves it, for messages. Both methods raise TransportError if it does not answer.
     """
 
     private = False
@@ -146,7 +149,7 @@ class TcpRendezvousStore:
 
 
 class TransportRendezvousStore:
-    """A transport of the same ranks that there is already: put() and the others' first get() are one collective."""
+    """See RendezvousStore: uses a transport of the same ranks; put() and the others' first get() are one collective."""
 
     private = True
 
@@ -155,11 +158,11 @@ class TransportRendezvousStore:
         self._found: bytes | None = None
 
     def put(self, key: str, value: bytes) -> None:
-        """See RendezvousStore.put; on rank 0."""
+        """See RendezvousStore.put; only on rank 0."""
         broadcast_bytes(self._transport, value, 0)
 
     def get(self, key: str) -> bytes | None:
-        """See RendezvousStore.get; on the others."""
+        """See RendezvousStore.get; only on the other ranks."""
         if self._found is None:
             self._found = broadcast_bytes(self._transport, b"", 0)
         return self._found
@@ -167,10 +170,10 @@ class TransportRendezvousStore:
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """What rank 0 puts into the rendezvous store: where its own store is, best address first, and the mark of this job.
+    """The entry of rank 0 in the rendezvous store: its own store's addresses, best first, and a mark of this job.
 
-    secret: of the job, in hex; "" where others can read the rendezvous store. It is in rank 0's store then, which they
-    can read too.
+    secret: of the job, in hex; "" if other processes can read the rendezvous store. The secret is then in rank 0's
+    store, which they can read too.
     """
 
     addresses: tuple[str, ...]
@@ -181,7 +184,13 @@ class RendezvousInfo:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What each rank says of itself. address: its own. reached: the address by which it reached rank 0's store."""
+    """The entry of each rank in rank 0's store.
+
+    host: name of its host.
+    machine: identifier of its host, equal for ranks of one host.
+    address: an address of its host; "" on rank 0 if no interface is selected.
+    reached: the address by which the rank reached rank 0's store; "" on rank 0.
+    """
 
     host: str
     machine: str
@@ -191,9 +200,13 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The outcome of a rendezvous.
+    """The result of a rendezvous.
 
-    nodes: a number for each rank's host, equal for ranks of the same one. secret: of this job, the same on all ranks.
+    store: rank 0's store.
+    hosts: name of each rank's host.
+    nodes: the host number of each rank.
+    address: the address of this rank that all other ranks reach.
+    secret: of this job, the same on all ranks.
     """
 
     store: Any
@@ -204,7 +217,7 @@ class Rendezvous:
 
 
 def parse_rendezvous_info(data: bytes) -> RendezvousInfo:
-    """Read what rank 0 has put into the rendezvous store. Raises TransportError for anything else."""
+    """Parse rank 0's entry in the rendezvous store. Raises TransportError for any other data."""
     found = _parse(data)
     addresses, port, mark, secret = (found.get(key) for key in ("addresses", "port", "mark", "secret"))
     if (
@@ -221,7 +234,7 @@ def parse_rendezvous_info(data: bytes) -> RendezvousInfo:
 
 
 def parse_rank_info(data: bytes) -> RankInfo:
-    """Read what a rank says of itself. Raises TransportError for what no rank says."""
+    """Parse a rank's entry in rank 0's store. Raises TransportError for any other data."""
     found = _parse(data)
     words = [found.get(one.name) for one in fields(RankInfo)]
     if all(isinstance(one, str) for one in words):
@@ -260,10 +273,16 @@ def find_peers(
 ) -> Rendezvous:
     """Find the other ranks; collective.
 
-    name: the key of this rendezvous. host: this host's name, for messages. interface: to be used; "" for any.
-    towards: the address of this host that others most likely reach. secret: of the job, in hex, if all ranks have it
-    already; it is in no store then. deadline: on the clock of time.monotonic().
-    Raises TransportError naming the ranks that have not come.
+    rendezvous_store: the store that all ranks know.
+    rank: this process's number.
+    size: number of ranks.
+    name: the key of this rendezvous.
+    host: this host's name, for messages.
+    interface: the network interface to use; "" for any.
+    towards: the address of this host that other hosts most likely reach.
+    secret: of the job, in hex, if all ranks have it already; then it is written to no store.
+    deadline: on the clock of time.monotonic().
+    Raises TransportError that names the missing ranks.
     """
     own = address_of(interface) if interface else ""
     if rank == 0:
@@ -294,10 +313,10 @@ def find_peers(
 
 
 def choose_address(everyone: Sequence[RankInfo], nodes: Sequence[int], rank: int) -> str:
-    """The address by which a rank is reached by all others. Raises TransportError if there is none."""
+    """Return the address by which all other ranks reach a rank. Raises TransportError if there is none."""
     if len(set(nodes)) == 1:
         return LOOPBACK
-    # Rank 0 has connected to nobody; those on other hosts know how it is reached.
+    # Rank 0 has connected to no rank; the ranks on other hosts know an address that reaches it.
     found = everyone[rank].address or next(one.reached for one, node in zip(everyone, nodes, strict=True) if node)
     if is_loopback(found):
         raise TransportError(
@@ -309,9 +328,9 @@ def choose_address(everyone: Sequence[RankInfo], nodes: Sequence[int], rank: int
 
 
 def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
-    """What every rank has set under "{what}/{rank}" in rank 0's store, by rank.
+    """Return the value that each rank has set under "{what}/{rank}" in rank 0's store, by rank.
 
-    Raises TransportError naming those who have not, or rank 0 if it does not answer.
+    Raises TransportError that names the ranks without a value at the deadline, or rank 0 if it does not answer.
     """
     keys = [f"{what}/{rank}" for rank in range(size)]
 
@@ -331,7 +350,7 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
 
 
 def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadline: float) -> tuple[Any, str, str, str]:
-    """Rank 0's store, the address by which it was reached, this host's own towards it, and the job's secret."""
+    """Return rank 0's store, the address that reached it, this host's address towards it, and the job's secret."""
     seen = "rank 0 has not published the address of its store"
     while time.monotonic() < deadline:
         found = rendezvous_store.get(name)
@@ -348,7 +367,7 @@ def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadlin
 
 
 def _try_store(address: str, info: RendezvousInfo, deadline: float) -> tuple[Any, str]:
-    """The store and this host's own address towards it; None and what happened if it is not there."""
+    """Return the store and this host's address towards it; None and the reason if it cannot be reached."""
     try:
         with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
@@ -356,7 +375,7 @@ def _try_store(address: str, info: RendezvousInfo, deadline: float) -> tuple[Any
         has_mark = ask_rank_0(store, store.check, ["mark"], deadline=deadline)
         if has_mark and ask_rank_0(store, store.get, "mark", deadline=deadline) == info.mark.encode():
             return store, own
-    except RankLostError:  # of what watches this wait
+    except RankLostError:  # from look()
         raise
     except (OSError, TransportError, RuntimeError) as error:
         return None, str(error)
@@ -364,6 +383,6 @@ def _try_store(address: str, info: RendezvousInfo, deadline: float) -> tuple[Any
 
 
 def _machine() -> str:
-    """What tells this host from others: containers of one machine have the same boot, but other names."""
+    """Return an identifier of this host, with its name: containers of one machine have the same boot ID."""
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     return f"{socket.gethostname()} {boot}"

@@ -1,4 +1,4 @@
-"""All ranks through Gloo, for worlds without MPI; short messages and the end of a rank go over peer connections."""
+"""The transport over Gloo, for worlds without MPI; peer connections carry messages and show when a rank ends."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import MessageRequest, Request, closed_before
 
 _START_S = 120.0
-_LAST_TRY_S = 1.0  # for the error that says why a store is not there
-_LOSS_REPORT_S = 2.0  # until the rank whose end made a collective fail is known
+_LAST_TRY_S = 1.0  # timeout of the last attempt, for torch's error of an unreachable store
+_LOSS_REPORT_S = 2.0  # limit of the wait for the report which rank's end made a collective fail
 
-#: By store: processes that were ranks of other jobs before count from 0, as the new ones do.
+#: Counted by store: processes that were ranks of other jobs before count from 0, as new processes do.
 _rendezvous_numbers: dict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
 def open_rendezvous_store(place: StoreLocation, rank: int) -> tuple[RendezvousStore, str]:
-    """The store of a launcher without MPI, and the address of this host towards it. Raises TransportError."""
+    """Open the store of a launcher without MPI; also return this host's address towards it. Raises TransportError."""
     towards = address_towards(place.address)
     if place.kind == "http":
         return HttpRendezvousStore(place.address, place.port), towards
     if place.hosted and rank == 0:
         return TcpRendezvousStore(host_store_at(place.address, place.port)), towards
     deadline = time.monotonic() + _START_S
-    if not place.hosted:  # it is there, unless its process has ended: torch's own wait cannot be cut short
+    if not place.hosted:  # it exists, unless its process has ended: torch's own wait cannot be interrupted
         wait_for_listener(place.address, place.port, deadline)
     left_s, owner = max(_LAST_TRY_S, deadline - time.monotonic()), "Rank 0" if place.hosted else "The launcher"
     return TcpRendezvousStore(join_store(place.address, place.port, left_s, owner=owner), owner), towards
@@ -65,11 +65,16 @@ def open_gloo(
     secret: str = "",
     store_name: str = "",
 ) -> GlooTransport:
-    """A transport of all ranks that have the same rendezvous store; collective.
+    """Open a transport of all ranks that have the same rendezvous store; collective.
 
-    host: name of this host, for messages. interface: that Gloo uses between hosts; "" for what leads to rank 0.
-    towards: the address of this host that others most likely reach. secret: of the job, in hex, the same on all ranks;
-    "" if there is none yet. store_name: tells the store from others of this process.
+    store: the rendezvous store.
+    rank: this process's number.
+    size: number of ranks.
+    host: name of this host, for messages.
+    interface: the network interface for Gloo between hosts; "" for the interface towards rank 0.
+    towards: the address of this host that other hosts most likely reach.
+    secret: of the job, in hex, the same on all ranks; "" if there is none yet.
+    store_name: distinguishes the store from others of this process.
     Raises MissingDependencyError without torch, TransportError if the ranks do not find each other.
     """
     load_gloo()
@@ -98,7 +103,7 @@ def open_gloo(
 
 @contextlib.contextmanager
 def _stores_explained(rank: int) -> Iterator[None]:
-    """Raise TransportError in place of torch's error of a store that has gone."""
+    """Raise TransportError instead of torch's error for a store whose process has ended."""
     try:
         yield
     except HvdkitError:
@@ -111,10 +116,14 @@ def _stores_explained(rank: int) -> Iterator[None]:
 
 
 class GlooTransport(BaseTransport):
-    """Moves bytes with Gloo's collectives; what Gloo does not add up, or not in float32, is added here.
+    """Moves bytes with Gloo's collectives; adds dtypes itself that Gloo does not add, or rounds too often.
 
-    peers: closed with this transport if it is that of all ranks. ranks: of this group, among `peers`. key: the group's
-    name, which no other has. algorithm: see BetweenHosts.
+    rendezvous: the result of the rendezvous of all ranks.
+    peers: connections to all ranks; closed with this transport if it is the transport of all ranks.
+    ranks: the ranks of this group, by their numbers among `peers`.
+    key: the group's name, which no other group has.
+    arithmetic: adds and casts the numbers.
+    algorithm: see BetweenHosts.
     """
 
     name = "gloo"
@@ -137,13 +146,13 @@ class GlooTransport(BaseTransport):
         self._rendezvous, self._peers, self._key = rendezvous, peers, key
         self._made = itertools.count()
         self._groups: Counter[tuple[int, ...]] = Counter()
-        self._wire: GlooWire | None = None  # opened at the first collective, to which all ranks come
+        self._wire: GlooWire | None = None  # opened at the first collective, which all ranks call
         self._messages: PeerMessages | None = None
         self._closed = False
 
     def _assemble(self, key: str) -> None:
-        """Return when all these ranks are here. Gloo itself would wait for a dead one without a look at it."""
-        calls().begun += 1  # a rank whose operation has failed before does not come
+        """Wait until all ranks of the group call this. Gloo itself would wait for a dead rank without a check."""
+        calls().begun += 1  # counts: a rank whose operation has failed before does not call it
         mailbox = PeerMailbox(self._peers, self.ranks, _channel(key))
         for rank in range(self.size):
             mailbox.send(rank, b"")
@@ -155,7 +164,7 @@ class GlooTransport(BaseTransport):
         mailbox.close()
 
     def _name(self) -> str:
-        """For the next group or mailbox that all these ranks make together."""
+        """Return a name for the next group or mailbox that all these ranks make together."""
         return f"{self._key}/{next(self._made)}"
 
     @property
@@ -176,7 +185,7 @@ class GlooTransport(BaseTransport):
         rendezvous = self._rendezvous
         self._assemble(key)
         wire = GlooWire(rendezvous.store, key, self.rank, self.size, rendezvous.address, self._explain)
-        barrier = wire.barrier()  # a rank that closes its connections breaks those that others still make
+        barrier = wire.barrier()  # a rank that closed its connections now would break those that others still make
         barrier.check = self.check
         barrier.wait()
         return wire
@@ -189,7 +198,7 @@ class GlooTransport(BaseTransport):
         return self._watched(MessageRequest(begin(buffer, peer, tag)))
 
     def split(self, groups: Groups) -> GlooTransport | None:
-        """See Transport.split. Nothing is sent: all ranks know the groups, and count them alike."""
+        """See Transport.split. It sends nothing: all ranks know the groups, and count them in the same way."""
         check_groups(groups, self.size)
         key, number = self._name(), find_group(groups, self.rank)
         if number is None:
@@ -207,7 +216,7 @@ class GlooTransport(BaseTransport):
         return self._group(members, f"{self._key}/{'.'.join(map(str, members))}.{number}")
 
     def find_nodes(self) -> list[int]:
-        """See BaseTransport.find_nodes. A host is what has one name and one boot."""
+        """See BaseTransport.find_nodes. Ranks share a host if its name and boot ID are equal."""
         return [self._rendezvous.nodes[rank] for rank in self.ranks]
 
     def open_mailbox(self) -> PeerMailbox:
@@ -217,7 +226,7 @@ class GlooTransport(BaseTransport):
         self._peers.check(self.ranks)
 
     def _explain(self, what: str, error: Exception) -> Exception:
-        """A failure in our words: of the rank that has ended, which Gloo knows by its port only."""
+        """Make the error of a failed call, with the rank that has ended; Gloo's own error names only its port."""
         deadline = time.monotonic() + _LOSS_REPORT_S
         while True:
             try:
@@ -241,7 +250,7 @@ class GlooTransport(BaseTransport):
         try:
             if spans_all and idle:
                 with contextlib.suppress(RankLostError):  # a rank that ended its script without shutdown()
-                    self.barrier()  # so that none takes an orderly end for a loss
+                    self.barrier()  # so that no rank takes an orderly end for a loss
         finally:
             self._closed = True
             if self._wire is not None:

@@ -1,1 +1,1 @@
-"""All ranks through MPI (mpi4py)."""
+"""The transport over MPI (mpi4py)."""

@@ -1,4 +1,4 @@
-"""MPI as a backend (see transport/backend.py): connecting the processes of a job, or a part of them."""
+"""MPI as a backend (see transport/backend.py), which connects all processes of a job or a part of them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def connect(world: World, part: Part | None) -> tuple[MpiTransport, Abort | None
 
 
 def open_part(part: Part, world: World) -> MPI.Intracomm:
-    """A new communicator of the part; collective over its processes.
+    """Make a communicator of the part; collective over its processes.
 
-    world: as the launcher told it. Raises ConfigError if this process is not one of them or some are not there,
-    WorldError if launcher and MPI disagree.
+    world: as read from the launcher's variables. Raises ConfigError if this process is not in the part or some of its
+    ranks do not exist, WorldError if launcher and MPI disagree.
     """
     mpi = load_mpi()
     job = mpi.COMM_WORLD

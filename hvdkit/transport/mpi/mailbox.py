@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 _MESSAGE, _LEAVING = 0, 1  # tags
-_LEAVING_S = 1.0  # how long a rank that ends waits for those next to it
+_LEAVING_S = 1.0  # limit of the wait of an ending rank for its neighbours in the tree
 _open: weakref.WeakSet[MpiMailbox] = weakref.WeakSet()
 
 
 class MpiMailbox:
-    """See Mailbox. comm: its own; freed by close() where all ranks come to it.
+    """See Mailbox. comm: used by this mailbox only; close() frees it if all ranks call close().
 
-    A rank that will not tells so to those next to it in a binary tree, and they tell it on. So no rank gets messages
-    from all others.
+    A rank that will not call close() notifies its neighbours in a binary tree, and they notify theirs. So no rank gets
+    messages from all others.
     """
 
     star = False
@@ -39,8 +39,8 @@ class MpiMailbox:
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._sent = np.zeros(comm.size, np.int64)
         self._received = np.zeros(comm.size, np.int64)
-        self._told: dict[int, MPI.Request] = {}  # the ranks that were told that this one is leaving
-        self._left: set[int] = set()  # the ranks that have told this one
+        self._told: dict[int, MPI.Request] = {}  # the ranks that were notified that this rank is leaving
+        self._left: set[int] = set()  # the ranks that have notified this rank that they are leaving
         _open.add(self)
 
     def send(self, rank: int, message: bytes) -> None:
@@ -51,7 +51,7 @@ class MpiMailbox:
         self._sent[rank] += 1
         data = np.frombuffer(message, np.uint8)
         request = call_mpi("MPI_Isend", self._comm.Isend, [data, data.size, self._mpi.BYTE], rank, _MESSAGE)
-        self._sending.append((request, message))  # first, as a call of MPI may fail, and MPI reads the message still
+        self._sending.append((request, message))  # before MPI_Test, which may fail while MPI still reads the message
         self._sending = [pending for pending in self._sending if not call_mpi("MPI_Test", pending[0].Test)]
 
     def receive(self) -> list[tuple[int, bytes]]:
@@ -69,7 +69,7 @@ class MpiMailbox:
         return messages
 
     def leave(self) -> None:
-        """Tell the other ranks that this one will not come to close(); not collective, and from any thread."""
+        """Notify the other ranks that this rank will not call close(); not collective, and from any thread."""
         rank = self._comm.rank
         self._tell({(rank - 1) // 2, 2 * rank + 1, 2 * rank + 2})
 
@@ -78,18 +78,18 @@ class MpiMailbox:
         if not self._mpi.Is_finalized():
             nothing = [np.empty(0, np.uint8), 0, self._mpi.BYTE]
             for peer in ranks.intersection(peers) - self._told.keys():
-                with contextlib.suppress(TransportError):  # of a lost rank MPI itself tells the others
+                with contextlib.suppress(TransportError):  # if a rank is lost, MPI itself notifies the others
                     self._told[peer] = call_mpi("MPI_Isend", self._comm.Isend, nothing, peer, _LEAVING)
 
     def leave_at_exit(self) -> None:
-        """As leave(), and tell rank 0 too; as rank 0 tell all others."""
+        """Do as leave(), and notify rank 0 too; on rank 0 notify all others."""
         self.leave()
         self._tell([0] if self._comm.rank else range(self._comm.size))
 
     def others_have_left(self) -> bool:
-        """Have the ranks that this one has told left too, or are they lost? Then no message from them is under way.
+        """Return whether all ranks that this rank has notified have left too, or a rank is lost.
 
-        Messages that have come are dropped.
+        If they have left, no message from them is in flight. Messages that have arrived are dropped.
         """
         try:
             self.receive()
@@ -103,10 +103,10 @@ class MpiMailbox:
             raise RankLostError("A rank has left the mailbox without closing it.")
 
     def close(self, *, idle: bool = True) -> None:
-        """See Mailbox.close. Where a rank has left, or this one is not idle, MPI keeps the communicator."""
+        """See Mailbox.close. If a rank has left, or `idle` is False, MPI keeps the communicator."""
         _open.discard(self)
         if not idle or self._mpi.Is_finalized():
-            self.leave()  # ranks that are idle would wait for this one
+            self.leave()  # the other ranks, which may be idle, would wait for this rank
             leave_behind(self._sending)
             return
         # A message left behind could turn up in a later communicator.
@@ -117,7 +117,7 @@ class MpiMailbox:
             leave_behind(self._sending)
             if not self._left or not isinstance(error, RankLostError):
                 raise
-            self.leave()  # the others must know too; MPI keeps the communicator, which nobody uses again
+            self.leave()  # the others must be notified too; MPI keeps the communicator, which is not used again
             return
         while (self._received < expected).any():
             self.receive()
@@ -127,16 +127,16 @@ class MpiMailbox:
 
 
 def leave_mailboxes() -> None:
-    """Tell the other ranks that this process will close none of its mailboxes; not collective."""
+    """Notify the other ranks that this process will close none of its mailboxes; not collective."""
     for mailbox in list(_open):
         mailbox.leave()
 
 
 def wait_for_last_messages() -> None:
-    """When the process ends: wait until all ranks that end now have got each other's messages, at most a second.
+    """Wait, at the end of the process and at most a second, until ranks that end now have received all messages.
 
-    Open MPI aborts a rank in MPI_Finalize that still sends, over a connection which it is just making, to one that has
-    ended.
+    Open MPI aborts a rank in MPI_Finalize that is still sending, over a connection that is being made, to a rank that
+    has ended.
     """
     waiting, end_s = list(_open), time.monotonic() + _LEAVING_S
     for mailbox in waiting:

@@ -1,4 +1,4 @@
-"""Ranks that are replaced within MPI: what Membership (transport/backend.py) asks, on top of ulfm.py and spawn.py."""
+"""Implements Membership (transport/backend.py) for MPI, on top of ulfm.py and spawn.py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOOK_S = 0.02
-# From the start of a process to hvd.init(), imports and all, on a busy machine.
+# Limit of the time from the start of a process to hvd.init(), including imports, on a busy machine.
 _COMES_S = 120.0
-# From a rank that has started others to rank 0: they are ready.
+# Tag of the message from a rank that has started ranks to rank 0: they are ready.
 _READY_TAG = 2
 
 changed = ulfm.has_changed
@@ -59,10 +59,13 @@ def start_ranks(
 
 
 class StartedRanks:
-    """See Newcomers; made by all ranks of `comm` together, which it closes.
+    """See Newcomers; all ranks of `comm` make it together.
 
-    spawn: of this host's ranks; None where none are started. expected: hosts on which some are. ready, died: see
-    Membership.start_ranks.
+    comm: used by this object only; give_up() revokes it.
+    expected: number of hosts on which ranks are started.
+    ready: see Membership.start_ranks().
+    died: see Membership.start_ranks().
+    spawn: starts the ranks of this host; None if none are started here.
     """
 
     def __init__(
@@ -80,14 +83,14 @@ class StartedRanks:
         return list(self._starters)
 
     def report(self) -> None:
-        """Tell rank 0 that the ranks that were started here are ready; on the first rank of this host."""
+        """Notify rank 0 that the ranks started on this host are ready; called on the first rank of this host."""
         if self._comm.rank == 0:
             self._starters.append(0)
         else:
             call_mpi("MPI_Send", self._comm.Send, [bytearray(1), load_mpi().BYTE], 0, _READY_TAG)
 
     def _watch(self) -> None:
-        """Call `ready` when all are, or some never will be."""
+        """Call `ready` when all new ranks are ready, or some never will be."""
         deadline = time.monotonic() + _COMES_S
         try:
             while len(self._starters) < self._expected and not self._died() and time.monotonic() < deadline:
@@ -96,7 +99,7 @@ class StartedRanks:
                 self._receive()
                 time.sleep(_LOOK_S)
         except HorovodInternalError:
-            return  # a rank has died, which those that train notice themselves
+            return  # a rank has died, which the training ranks notice themselves
         if not self._given_up:
             self._ready(time.time())
 

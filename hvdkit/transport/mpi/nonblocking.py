@@ -1,4 +1,4 @@
-"""MPI's collectives and messages that do not block."""
+"""MPI's nonblocking collectives and messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Message(MpiRequest):
-    """A message to or from another rank, over `wire`, of any number of bytes up to those of `out`."""
+    """A message to or from another rank over `wire`, of at most the size of `out`."""
 
     def __init__(self, what: str, wire: MpiWire, request: MPI.Request, out: Buffer, memory: Sequence[Any]) -> None:
         super().__init__(what, request, out, memory)
@@ -44,12 +44,12 @@ class _Message(MpiRequest):
 
 
 class MpiMessages:
-    """See Messages; all are asked after at once. comm: closed by whoever made it."""
+    """See Messages; one call polls all of them. comm: the caller frees it."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._test_some = load_mpi().Request.Testsome
-        # mpi4py's requests hold the memory.
+        # mpi4py's requests keep the memory alive.
         self._requests: list[MPI.Request] = []
         self._pending: list[Pending] = []
 
@@ -71,7 +71,7 @@ class MpiMessages:
         try:
             done = call_mpi("MPI_Testsome", self._test_some, self._requests)
         except TransportError:
-            for request in self._requests:  # says what MPI_Testsome does not: which error it was
+            for request in self._requests:  # MPI_Test reports the error itself, unlike MPI_Testsome
                 call_mpi("MPI_Test", request.Test)
             raise
         if not done:
@@ -88,7 +88,7 @@ class MpiMessages:
 
 
 class MpiWire:
-    """See Wire. comm: this wire's alone; freed by close()."""
+    """See Wire. comm: used by this wire only; close() frees it."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.rank, comm.size
@@ -132,7 +132,7 @@ class MpiWire:
         return self._begin("MPI_Ibarrier", NOTHING)
 
     def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
-        """See Transport.begin_message; of as many elements as MPI counts."""
+        """See Transport.begin_message. The message has at most MPI's largest count of elements."""
         check_not_ended(self._mpi)
         calls().uncertain = True
         what, memory = "MPI_Isend" if sends else "MPI_Irecv", moved(buffer)
@@ -150,7 +150,7 @@ class MpiWire:
         return MpiRequest(what, call_mpi(what, getattr(self.comm, what[4:]), *arguments), out, arguments)
 
     def close(self, *, idle: bool = True) -> None:
-        """See Wire.close. Where it is not idle MPI keeps what the others may still send to."""
+        """See Wire.close. If `idle` is False, MPI keeps the communicator, over which other ranks may still send."""
         self._closed = True
         if idle and self.comm != self._mpi.COMM_NULL:
             free_comm(self.comm)

@@ -1,7 +1,7 @@
-"""Calls of the PMIx library that Open MPI has loaded, for what Open MPI cannot do when processes are lost.
+"""Calls of Open MPI's PMIx library, for cases of lost processes that Open MPI itself does not handle.
 
-Of a whole host that has fallen silent it does not know: it learns of deaths from its launcher's daemon on that host,
-which has gone with it. It takes them from events of PMIx; so each rank sends one to itself.
+Open MPI does not notice the loss of a whole host: the launcher's daemon on that host reports deaths, and is lost with
+it. Open MPI gets deaths from PMIx events, so each rank sends such an event to itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 
 from hvdkit.log import logger
 
-# PMIx's standard, chapters 5 to 7; the code is the one that it has always had.
+# From the PMIx standard, chapters 5 to 7; this code has never changed.
 _PROCESS_ABORTED = -7
 _TO_THIS_PROCESS_ONLY = 7
 _TYPE_PROC = 22
@@ -24,7 +24,7 @@ class _Proc(ctypes.Structure):
 
 
 class _Data(ctypes.Union):
-    # The largest of its members takes 64 bytes.
+    # The largest member of the union takes 64 bytes.
     _fields_ = (("proc", ctypes.POINTER(_Proc)), ("room", ctypes.c_uint64 * 8))
 
 
@@ -37,9 +37,9 @@ class _Info(ctypes.Structure):
 
 
 def tell_mpi_of_loss(name: str) -> None:
-    """Have MPI know that a process is gone: what waits for it then fails.
+    """Notify MPI that a process has died, so that operations that wait for it fail.
 
-    name: what MPI's launcher calls it, as "namespace:number"; nothing is done for what is no name.
+    name: the process's name for MPI's launcher, as "namespace:number"; an invalid name is ignored.
     """
     namespace, _, number = name.rpartition(":")
     encoded = namespace.encode()
@@ -61,9 +61,9 @@ def tell_mpi_of_loss(name: str) -> None:
 
 
 def leave_launcher() -> None:
-    """Tell MPI's launcher that this process ends well, without ending MPI.
+    """Report to MPI's launcher that this process ends without an error, without calling MPI_Finalize.
 
-    MPI_Finalize would wait for connections of processes that are gone, or have left before.
+    MPI_Finalize would wait for connections to processes that have died or left before.
     """
     library = _load_pmix()
     if library is not None:
@@ -72,7 +72,7 @@ def leave_launcher() -> None:
 
 @functools.cache
 def _load_pmix() -> ctypes.CDLL | None:
-    """The library that MPI has loaded, and no other one: that would know nothing of this process."""
+    """Return the PMIx library that MPI has loaded; another copy would not be connected to the launcher."""
     try:
         with open("/proc/self/maps") as file:
             paths = [line.split(maxsplit=5)[-1].strip() for line in file if "libpmix" in line]

@@ -1,11 +1,11 @@
-"""Starting ranks in the place of those that died, from a thread: nobody waits until they are there.
+"""Starts replacement ranks from a thread, so that training does not wait for them.
 
-They are started on a host by all ranks of that host, and together. Open MPI's launcher writes over its own memory when
-processes of several hosts take part in connecting new ones (PRRTE 3.0, its callback for PMIx_Connect); and processes of
-one host that have not been connected do not find each other there.
+All ranks of a host together start the new ranks of that host. Open MPI's launcher overwrites its own memory if
+processes of several hosts take part in connecting new processes (PRRTE 3.0, its callback for PMIx_Connect); and
+processes of one host that have not been connected do not find each other there.
 
-MPI waits for ever for a process that has ended before it has joined MPI. So this thread may never come back; it is left
-alone then, and the next one has a communicator of its own.
+MPI waits forever for a process that has ended before it has joined MPI. So this thread may never return; it is then
+abandoned, and the next thread has its own communicator.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _LOOK_S = 0.02
 
 
 class Spawn:
-    """Ranks that are being started by those of `comm`, all ranks of this host; collective among them.
+    """Starts ranks on this host by the ranks of `comm`, which are all ranks of this host; collective among them.
 
-    comm: this object's own. command: of the first, with its number; what the first of `comm` says counts. count: how
-    many. host: as the launcher calls this one; "" if there is no other. ready: called on the first, in another thread,
-    when all have joined MPI and wait to be taken in.
+    comm: a communicator for this object only.
+    command: command line of the first new rank, with its number; only the argument of rank 0 of `comm` counts.
+    count: number of ranks to start.
+    host: this host's name for the launcher; "" if the world has only this host.
+    ready: called on rank 0 of `comm`, in another thread, when all new ranks have joined MPI and wait.
 
-    bridge: to them, behind those of `comm`; None until they have joined MPI.
+    bridge: a communicator of the ranks of `comm` followed by the new ranks; None until these have joined MPI.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Spawn:
             elif self._comm.rank == 0 and self._wait(bridge):
                 self._ready()
         except RankLostError:
-            pass  # one has died on its way in, of which hvdrun tells
+            pass  # a new rank has died while it joined, which hvdrun reports
         except HorovodInternalError as error:
             if not self._given_up:
                 logger.warning("A replacement for a lost rank could not be started: %s", error)
@@ -83,12 +85,12 @@ class Spawn:
         return True
 
     def forget(self) -> None:
-        """Nobody wants to know any more whether they come; the thread comes back from MPI if it can."""
+        """Stop waiting for the new ranks; the thread returns from MPI if it can."""
         self._given_up = True
         revoke_comm(self._comm)
 
     def give_up(self) -> None:
-        """They are not waited for any more; if they come later they end by themselves."""
+        """Stop waiting for the new ranks; if they come later, they end by themselves."""
         self.forget()
         if self.bridge is not None:
             revoke_comm(self.bridge)

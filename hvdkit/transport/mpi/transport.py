@@ -1,4 +1,4 @@
-"""All ranks through MPI, with mpi4py and numpy."""
+"""The transport over MPI, with mpi4py and numpy."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ if TYPE_CHECKING:
 
 
 def open_mpi(comm: MPI.Intracomm | None = None) -> MpiTransport:
-    """A transport of all ranks that MPI knows; collective. See load_mpi for what it raises.
+    """Open a transport of all ranks of the world; collective. Raises as load_mpi() does.
 
-    comm: a communicator of some of them, which becomes this transport's own.
+    comm: a communicator of some of them, which the transport then owns; None for all ranks.
     """
     own = duplicate_comm(world_comm()) if comm is None else comm
     return MpiTransport(own_comm(own), NumpyArithmetic())
 
 
 class MpiTransport(BaseTransport):
-    """Moves bytes with MPI's collectives; float16 and bfloat16, which MPI lacks, are added here, in float32.
+    """Moves bytes with MPI's collectives; adds float16 and bfloat16, which MPI lacks, itself in float32.
 
-    comm: this transport's alone; freed by close(). algorithm: see BetweenHosts. spare: a communicator of the same
-    ranks, made when all ranks of the world made such in one order. Open MPI numbers communicators in the order of those
-    that they are made from, so ranks that make some at any time, in several threads, can wait for each other for ever.
+    comm: used by this transport only; close() frees it.
+    arithmetic: adds and casts the numbers.
+    algorithm: see BetweenHosts.
+    spare: a communicator of the same ranks, made in advance, when all ranks made communicators in the same order; None
+    for none. Open MPI allocates numbers for communicators in the order of their parents, so ranks that make
+    communicators at any time, in several threads, can wait for each other forever.
     """
 
     name = "mpi"
@@ -80,13 +83,16 @@ class MpiTransport(BaseTransport):
         return MpiTransport(comm, self.arithmetic, self.between.algorithm, own_comm(duplicate_comm(comm)))
 
     def create_group(self, ranks: Sequence[int]) -> MpiTransport:
-        """See Transport.create_group. Its spare communicator is made now, too: see MpiTransport."""
+        """See Transport.create_group. Makes the spare communicator now too: see MpiTransport."""
         check_groups([ranks], self.size)
         comm = own_comm(create_comm(self.wire.comm, ranks))
         return MpiTransport(comm, self.arithmetic, self.between.algorithm, own_comm(duplicate_comm(comm)))
 
     def find_nodes(self) -> list[int]:
-        """See BaseTransport.find_nodes. A host is what shares memory, as MPI finds it: its first rank is its number."""
+        """See BaseTransport.find_nodes. Ranks share a host if MPI finds that they share memory.
+
+        The host number is the lowest of these ranks.
+        """
         local = own_comm(make_comm("MPI_Comm_split_type", self.wire.comm, load_mpi().COMM_TYPE_SHARED, self.rank))
         first = np.array([self.rank], np.int64)
         collective("MPI_Bcast", local, first, 0)
@@ -94,7 +100,7 @@ class MpiTransport(BaseTransport):
         return gather_ints(self, int(first[0]))
 
     def _more(self) -> MPI.Intracomm:
-        """Another communicator of the same ranks."""
+        """Return another communicator of the same ranks."""
         comm = self.wire.comm
         spare, self._spare = self._spare, None
         return own_comm(duplicate_comm(comm)) if spare is None else spare
@@ -109,11 +115,11 @@ class MpiTransport(BaseTransport):
         tell_mpi_of_loss(process)
 
     def leave(self) -> None:
-        """See Transport.leave. The others would wait for this rank in closing the mailboxes of all groups."""
+        """See Transport.leave. The other ranks would wait for this rank when they close mailboxes of its groups."""
         leave_mailboxes()
 
     def close(self, *, idle: bool = True) -> None:
-        """See Transport.close. Where it is not idle MPI keeps the communicator, for collectives left in the middle."""
+        """See Transport.close. If `idle` is False, MPI keeps the communicator, for unfinished collectives."""
         if self._wire is not None:
             wire, self._wire = self._wire, None
             if idle and self._spare is not None:

@@ -1,8 +1,8 @@
-"""The ranks that there are now, where MPI can go on without those that died: Open MPI's fault tolerance (ULFM).
+"""The communicator of the present ranks, which can shrink and grow by Open MPI's fault tolerance (ULFM).
 
-The world's own communicator carries no messages. So it is never revoked, and what is left of it can be taken on from
-it, whatever became of the communicators made from it. Its ranks leave it together, by shrink() or by grow(): some may
-have heard of a death while others take in those that have come, so all agree first on which of the two it is.
+The world's own communicator carries no messages. So it is never revoked, and the surviving ranks can always continue
+from it, whatever happens to the communicators made from it. Its ranks leave it together, by shrink() or by grow(). Some
+ranks may have noticed a death while others are adding new ranks, so all ranks first agree on one of the two.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from hvdkit.transport.mpi.pmix import leave_launcher
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: From a rank that joins to the one that has started it: it is ready to be taken in.
+#: Tag of the message from a new rank to the rank that has started it: the new rank is ready to join.
 READY_TAG = 1
-# From the one that has started it: join us, and then take in those of these.
+# Tag of the message from the starter to a new rank (join, and then let the ranks of the listed starters join), and tag
+# for making the communicators with the new ranks.
 _JOIN_TAG, _MEET_TAG = 3, 4
 _LOOK_S = 0.02
 _BACK_S = 1.0
 
 
 class Arrivals(NamedTuple):
-    """Ranks of a host that have been started together and are there.
+    """New ranks of a host that were started together and are ready.
 
-    starter: who did, the first rank of that host. On that rank: bridge: to them, the last ones in it. amount: of them.
+    starter: the rank that has started them, the first of that host. bridge: on the starter, the communicator whose last
+    ranks they are; elsewhere None. amount: on the starter, their number; elsewhere 0.
     """
 
     starter: int
@@ -49,9 +51,10 @@ class Arrivals(NamedTuple):
 
 
 class _World:
-    """comm: of all ranks there are; None before it is asked for. changed: are these others than were launched?
+    """The present world.
 
-    parting: its ranks have agreed that nobody is taken in, so what is left of it is to go on.
+    comm: the communicator of all ranks; None before the first use. changed: the ranks differ from those that the
+    launcher started. parting: its ranks have agreed to add no ranks, so the surviving ranks continue by shrink().
     """
 
     def __init__(self) -> None:
@@ -63,7 +66,7 @@ _world = _World()
 
 
 def world_comm() -> MPI.Intracomm:
-    """Of all ranks that there are now; collective at first, and then on a rank that joins others until they take it."""
+    """Return the communicator of all present ranks. The first call is collective; in a new rank it waits to join."""
     if _world.comm is None:
         mpi = load_mpi()
         starter = mpi.Comm.Get_parent()
@@ -78,7 +81,7 @@ def world_comm() -> MPI.Intracomm:
 
 
 def _join(bridge: MPI.Intracomm) -> MPI.Intracomm:
-    """Wait to be taken in by those that are there. bridge: to the one that has started this one, as rank 0."""
+    """Wait until the present ranks add this rank. bridge: a communicator whose rank 0 is this rank's starter."""
     mpi = load_mpi()
     status = mpi.Status()
     call_mpi("MPI_Send", bridge.Send, [bytearray(1), mpi.BYTE], 0, READY_TAG)
@@ -95,8 +98,8 @@ def _join(bridge: MPI.Intracomm) -> MPI.Intracomm:
 
 
 def _meet(comm: MPI.Intracomm, arrivals: Arrivals) -> MPI.Intracomm:
-    """Those of `comm`, and behind them ranks that have come; collective among them."""
-    bridge = arrivals.bridge if arrivals.bridge is not None else load_mpi().COMM_SELF  # which only the starter's counts
+    """Make a communicator of the ranks of `comm` followed by new ranks; collective among the ranks of `comm`."""
+    bridge = arrivals.bridge if arrivals.bridge is not None else load_mpi().COMM_SELF  # only the starter's is used
     new = bridge.size - arrivals.amount
     others = call_mpi("MPI_Intercomm_create", comm.Create_intercomm, arrivals.starter, bridge, new, _MEET_TAG)
     return _merge(others, joins=False)
@@ -108,24 +111,24 @@ def _merge(others: MPI.Intercomm, *, joins: bool) -> MPI.Intracomm:
 
 
 def has_changed() -> bool:
-    """Are the ranks others than the launcher started?"""
+    """Return whether the ranks differ from those that the launcher started."""
     return _world.changed
 
 
 def leave_mpi() -> None:
-    """End MPI at the end of a process whose world may change; of any other mpi4py does that."""
+    """End MPI at the end of a process whose world may change; in any other process mpi4py ends it."""
     if is_ours_to_end():
         if _world.changed:
-            leave_launcher()  # at which calls for which the launcher is needed fail
+            leave_launcher()  # calls in progress that need the launcher fail then
             wait_for_those_beside(_BACK_S)
         else:
             load_mpi().Finalize()
 
 
 def shrink() -> int:
-    """Go on with the ranks that are left, in their order; collective among them. Returns how many have gone."""
+    """Continue with the surviving ranks, in their order; collective among them. Returns how many have died."""
     before = world_comm()
-    let_others_make()  # a thread that starts ranks may be in the middle of that, and never come back
+    let_others_make()  # a thread that starts ranks may be blocked in the creation of a communicator
     if not _world.parting:
         _all_grow(False)
     _take(call_mpi("MPIX_Comm_shrink", before.Shrink))
@@ -134,14 +137,14 @@ def shrink() -> int:
 
 
 def is_so_on_all(true: bool) -> bool:
-    """Is it true on every rank? The same answer on all; collective. Raises RankLostError if one has died."""
+    """Return on every rank whether `true` is True on all; collective. Raises RankLostError if a rank has died."""
     return bool(call_mpi("MPIX_Comm_agree", world_comm().Agree, int(true)))
 
 
 def grow(arrivals: Sequence[Arrivals]) -> None:
-    """Take in ranks that have come, one host after another, behind those that are there; collective.
+    """Add new ranks after the present ranks, one host after another; collective.
 
-    Raises RankLostError, on all ranks, if one of them or of those that are there has died; nobody is taken in then.
+    Raises RankLostError on all ranks, and adds no rank, if a new or present rank has died.
     """
     starters = [one.starter for one in arrivals]
     try:
@@ -151,25 +154,28 @@ def grow(arrivals: Sequence[Arrivals]) -> None:
                 _let_in(some.bridge, some.amount, starters[at + 1 :])
             comm = _meet(comm, some)
     except HorovodInternalError:
-        revoke_all()  # other ranks may be waiting for this one in there
+        revoke_all()  # other ranks may be waiting for this rank in calls on these communicators
         _all_grow(False)
         raise
     if not _all_grow(True):
-        revoke_comm(comm)  # those who come are waiting in there
+        revoke_comm(comm)  # the new ranks are waiting in calls on it
         raise RankLostError("The new ranks were not added to the world, because a rank has died meanwhile.")
     _take(comm)
     _world.changed = True
 
 
 def _let_in(bridge: MPI.Intracomm, count: int, after: Sequence[int]) -> None:
-    """Tell the last ranks of `bridge` to come in. after: starters of those that come behind them."""
+    """Notify the last `count` ranks of `bridge` to join. after: starters of the ranks that join after them."""
     data = json.dumps(list(after)).encode()
     for new in range(bridge.size - count, bridge.size):
         call_mpi("MPI_Send", bridge.Send, [data, load_mpi().BYTE], new, _JOIN_TAG)
 
 
 def _all_grow(willing: bool) -> bool:
-    """Can all ranks go on in the larger world? The same answer on all that live; collective, whoever has died."""
+    """Return, the same on all surviving ranks, whether all can continue in the larger world.
+
+    It is collective, even if ranks have died. willing: this rank can continue.
+    """
     try:
         together = is_so_on_all(willing)
     except RankLostError:

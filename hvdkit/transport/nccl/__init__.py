@@ -1,1 +1,1 @@
-"""Ranks with a GPU each: NCCL, called through ctypes, on the framework's own device memory."""
+"""NCCL for ranks with a GPU each, called through ctypes, on the framework's own device memory."""

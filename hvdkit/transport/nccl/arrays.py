@@ -1,4 +1,4 @@
-"""Arrays in device memory that are reduced where they lie, many of them as one operation of NCCL."""
+"""Reduces arrays in device memory without copies to buckets, many arrays as one operation of NCCL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.library import REDUCIBLE, as_reals
 
-_MOST_TOGETHER = 64  # allreduces in an operation of NCCL
+_MOST_TOGETHER = 64  # limit of allreduces in one operation (group call) of NCCL
 
 
 def divide_arrays(nbytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
-    """Divide arrays, whole ones, into buckets that end with the one that reaches the limit; the last array comes first.
+    """Divide whole arrays into buckets, last array first; a bucket ends with the array that reaches the limit.
 
-    nbytes: of each array. Returns the arrays of each bucket, by index.
+    nbytes: bytes of each array. limit_bytes: the limit. Returns the indices of the arrays of each bucket.
     """
     buckets: list[list[int]] = [[]]
     filled = 0
@@ -30,11 +30,11 @@ def divide_arrays(nbytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
 
 
 class DeviceArrays:
-    """Sums a list of arrays over the ranks of a device group, for a framework that hands over addresses and a stream.
+    """Sums a list of arrays over the ranks of a device group, for a framework that passes addresses and a stream.
 
-    arrays: of each the dtype and the number of elements, the same on all ranks. factor: each rank's numbers are
-    multiplied by it before the sum, in their dtype; 1 for a sum, 1 / size for an average. sent_bytes: of this rank, by
-    one reduce(), as a ring sends them.
+    arrays: dtype and number of elements of each array, the same on all ranks. factor: each rank's numbers are
+    multiplied by it before the sum, in their dtype; 1 for a sum, 1 / size for an average. sent_bytes: bytes that this
+    rank sends in one reduction by a ring.
     Raises TransportError for a dtype that NCCL does not sum.
     """
 
@@ -51,9 +51,9 @@ class DeviceArrays:
         self._ready, self._done = group.device.make_event(), group.device.make_event()
 
     def start(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
-        """Enqueue the reduction after what `stream` has been given. The host waits for nothing.
+        """Enqueue the reduction after the present work of `stream`; the host does not wait.
 
-        sources, targets: addresses, in the order of `arrays`; a target may be its source.
+        sources: addresses, in the order of `arrays`. targets: addresses for the results; a target may be its source.
         Raises RankLostError or TransportError if this or an earlier operation has failed.
         """
 
@@ -68,9 +68,9 @@ class DeviceArrays:
         self._group.run(enqueue, stream, self._ready, self._done)
 
     def join(self, stream: int) -> None:
-        """Let what `stream` is given from now on come after the reduction; raises as start() does."""
+        """Make later work on `stream` wait for the reduction; raises as start() does."""
         self._group.join(stream, self._done)
 
     def wait(self, pause: Callable[[], object]) -> None:
-        """Return when the reduction is done, calling pause() meanwhile; raises as start() does."""
+        """Wait until the reduction is done, calling pause() meanwhile; raises as start() does."""
         self._group.wait(self._done, pause)

@@ -1,4 +1,4 @@
-"""Buckets in device memory, reduced by NCCL: see Buckets. Nothing here lets the host wait but finished()'s callers."""
+"""Buckets in device memory, reduced by NCCL: see Buckets. Only the callers of finished() make the host wait."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, as_reals
 
-#: New device memory of so many elements of a dtype.
+#: Allocates device memory for a number of elements of a dtype.
 Allocate = Callable[[int, str], Buffer]
 
 
 class NcclBuckets(Buckets):
-    """See Buckets. All buckets may be in use at once; a bucket's work is ordered by streams.
+    """See Buckets. All buckets may be in use at once; streams order the work of a bucket.
 
-    start() takes the numbers that the framework's current stream writes to the bucket until then; after wait() that
-    stream may read the result. finished() asks the device. Each rank's part is multiplied by both factors before the
-    sum, in the bucket's dtype, by the framework: NCCL's own operations that do so are slower where a switch adds up.
+    start() takes the numbers that the framework's current stream has written to the bucket by then; after wait() that
+    stream may read the result. finished() queries the device. The framework multiplies each rank's numbers by both
+    factors before the sum, in the bucket's dtype: NCCL's own operations for that are slower if a switch adds up.
     NCCL rounds 16-bit numbers after each addition.
 
-    allocate, scale: the framework's; scale multiplies a buffer in place on the stream that the calling thread gives
-    work to, which is current_stream.
+    group: the device group of the ranks.
+    specs: the buckets of the plan.
+    allocate: the framework's function that allocates device memory.
+    scale: the framework's function that multiplies a buffer in place, on the calling thread's current stream.
+    current_stream: returns the calling thread's current stream of the framework.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class NcclBuckets(Buckets):
         for spec in specs:
             _check(spec)
         size, rank = group.size, group.rank
-        #: Elements of a shard: the memory behind a bucket is padded to a multiple of them.
+        #: Elements of a shard of each bucket, whose memory is padded to a multiple of them.
         self._counts = [-(-spec.count // size) for spec in specs]
         whole = [allocate(count * size, spec.dtype) for count, spec in zip(self._counts, specs, strict=True)]
         self._whole = whole
@@ -58,7 +61,7 @@ class NcclBuckets(Buckets):
         self._under_way: set[int] = set()
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
-        """See Buckets.begin; there are no in-place segments."""
+        """See Buckets.begin; in-place segments are not supported."""
         if index in self._under_way:
             raise under_way(index)
         spec, address, shard = self._specs[index], self._whole[index].pointer, self._counts[index]
@@ -81,11 +84,11 @@ class NcclBuckets(Buckets):
         self._under_way.add(index)
 
     def advance(self) -> bool:
-        """See Buckets.advance: the device needs no driving."""
+        """See Buckets.advance. It does nothing, because the device makes progress by itself."""
         return False
 
     def finished(self, index: int) -> bool:
-        """See Buckets.finished; the result is there for all streams then."""
+        """See Buckets.finished. All streams may then read the result."""
         if index in self._under_way and self._group.reached(self._events[index][1]):
             self._group.check()
             self._under_way.discard(index)
@@ -96,14 +99,14 @@ class NcclBuckets(Buckets):
         return not all(self.finished(index) for index in list(self._under_way))
 
     def wait(self, index: int, watch: Callable[[], None] | None = None) -> None:
-        """Let the framework's current stream wait for the bucket. The host does not: raises for earlier failures."""
+        """Make the framework's current stream, not the host, wait for the bucket. Raises for earlier failures."""
         if index in self._under_way:
             self._group.join(self._current_stream(), self._events[index][1])
             self._under_way.discard(index)
 
     def close(self) -> None:
-        """See Buckets.close. The framework keeps the memory until its streams have used it."""
-        for index in self._under_way:  # the framework may give the memory to others then
+        """See Buckets.close. The framework keeps the memory until its streams no longer use it."""
+        for index in self._under_way:  # afterwards the framework may reuse the memory
             with contextlib.suppress(HvdkitError):
                 self._group.device.wait(self._current_stream(), self._events[index][1])
         self._under_way.clear()

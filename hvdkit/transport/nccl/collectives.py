@@ -1,6 +1,6 @@
-"""The collectives of named operations, enqueued on a communicator: which NCCL has, and how the others are put together.
+"""Enqueues the collectives of named operations on a communicator, by NCCL's operations or combinations of them.
 
-A factor is multiplied with each rank's numbers before the sum, in their dtype. Nothing here lets the host wait.
+A factor is multiplied with each rank's numbers before the sum, in their dtype. No function here makes the host wait.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from hvdkit.transport.buffer import COMPLEX, FLOATS, Buffer
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.library import BYTES, OPERATIONS, REDUCIBLE, as_reals
 
-#: A bool is a byte of 0 or 1: op -> what it is of bytes.
+#: A bool is a byte of 0 or 1: op on bools -> op on bytes.
 _OF_BOOLS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
-_MOST_TOGETHER = 32  # allreduces in an operation of NCCL
+_MOST_TOGETHER = 32  # limit of allreduces in one operation (group call) of NCCL
 
 
 def can_reduce(dtype: str, op: str, *, scaled: bool) -> bool:
-    """Can NCCL do this reduction? op: an Op, "average" or "adasum". scaled: with a factor that is not 1.
+    """Return whether NCCL can do this reduction. op: an Op, "average" or "adasum". scaled: with a factor other than 1.
 
-    Not: int16, uint16 and float8; averages and factors of integers; factors of min, max and product; complex products.
+    NCCL cannot reduce int16, uint16 and float8; it has no averages and factors of integers, no factors of min, max and
+    product, and no complex products.
     """
     if op not in ("sum", "average"):
         return op in OPERATIONS and not scaled and (dtype == "bool" or dtype in REDUCIBLE)
@@ -32,9 +33,9 @@ def can_reduce(dtype: str, op: str, *, scaled: bool) -> bool:
 
 
 class Reduction:
-    """An operation of can_reduce() in NCCL's numbers. factor: multiplied with before a sum, an average's division too.
+    """A reduction in NCCL's constants. factor: for each rank's numbers before a sum; includes an average's division.
 
-    dtype: ncclDataType_t. width: how many of them an element has. op: ncclRedOp_t.
+    dtype: ncclDataType_t. width: number of values of this type in an element. op: ncclRedOp_t.
     """
 
     def __init__(self, communicator: Communicator, dtype: str, op: str, factor: float) -> None:
@@ -50,7 +51,7 @@ class Reduction:
 def all_reduce(
     communicator: Communicator, stream: int, buffers: Sequence[Buffer], reductions: Sequence[Reduction]
 ) -> None:
-    """Reduce buffers in place; many small ones are one operation of NCCL."""
+    """Reduce buffers in place; many small buffers become one operation of NCCL."""
     pairs = [pair for pair in zip(buffers, reductions, strict=True) if pair[0].count]
     for first in range(0, len(pairs), _MOST_TOGETHER):
         with communicator.grouped():
@@ -60,19 +61,26 @@ def all_reduce(
 
 
 def broadcast(communicator: Communicator, stream: int, buffer: Buffer, root: int) -> None:
-    """Overwrite the buffer with that of the root."""
+    """Overwrite the buffer with the root's buffer."""
     if buffer.count:
         communicator.broadcast(buffer.pointer, buffer.pointer, buffer.nbytes, root, stream)
 
 
 def all_gather(communicator: Communicator, stream: int, source: Buffer, result: Buffer, counts: Sequence[int]) -> None:
-    """Write all ranks' sources, one after the other, to the result. counts: elements of each rank."""
+    """Concatenate all ranks' sources in the result.
+
+    communicator: NCCL's communicator of the ranks.
+    stream: the stream for the operation.
+    source: (counts[rank],), this rank's numbers.
+    result: (sum(counts),).
+    counts: elements of each rank.
+    """
     if not sum(counts):
         return
     if len(set(counts)) == 1:
         communicator.all_gather(source.pointer, result.pointer, source.nbytes, BYTES, stream)
         return
-    # Rows that differ: NCCL has no such operation, and makes one of the broadcasts of all ranks.
+    # NCCL has no gather of different counts, so broadcasts of all ranks are grouped as one operation.
     with communicator.grouped():
         for rank, (start, count) in enumerate(zip(_starts(counts), counts, strict=True)):
             if count:
@@ -89,7 +97,15 @@ def all_to_all(
     sent: Sequence[int],
     received: Sequence[int],
 ) -> None:
-    """Send each rank its part of the source. sent, received: elements, by rank."""
+    """Send the i-th slice of the source to rank i, and receive the i-th slice of the result from rank i.
+
+    communicator: NCCL's communicator of the ranks.
+    stream: the stream for the operation.
+    source: (sum(sent),).
+    result: (sum(received),).
+    sent: elements for each rank.
+    received: elements from each rank.
+    """
     communicator.all_to_all(_pieces(source, sent), _pieces(result, received), stream)
 
 
@@ -101,7 +117,15 @@ def reduce_scatter(
     counts: Sequence[int],
     how: Reduction,
 ) -> None:
-    """Reduce the source and write this rank's part to the result. counts: elements of each rank's part."""
+    """Reduce the source, and write this rank's slice to the result.
+
+    communicator: NCCL's communicator of the ranks.
+    stream: the stream for the operation.
+    source: (sum(counts),).
+    result: (counts[rank],).
+    counts: elements of each rank's slice.
+    how: the reduction.
+    """
     if not sum(counts):
         return
     if len(set(counts)) == 1:
@@ -121,6 +145,6 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _pieces(buffer: Buffer, counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Address and bytes of each part of a buffer."""
+    """Return the address and bytes of each slice of a buffer."""
     size = buffer.itemsize
     return [(buffer.pointer + start * size, count * size) for start, count in zip(_starts(counts), counts, strict=True)]

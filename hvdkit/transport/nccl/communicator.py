@@ -1,4 +1,4 @@
-"""A communicator of NCCL: connected without blocking, and aborted when a rank is lost."""
+"""A communicator of NCCL, which connects without blocking and is aborted when a rank is lost."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ from hvdkit.transport.nccl.library import (
 )
 from hvdkit.transport.polling import Backoff
 
-#: Gives every rank what rank 0 passes; collective among the ranks of the communicator.
+#: Returns rank 0's argument on every rank; collective among the ranks of the communicator.
 Broadcast = Callable[[bytes], bytes]
 
 
 class Communicator:
-    """Collectives of device memory, enqueued on streams; all addresses are integers, all counts numbers of elements.
+    """Enqueues collectives of device memory on streams; addresses are integers, counts are numbers of elements.
 
-    A call returns when the operation is enqueued. All ranks make the same calls in one order, one thread at a time.
-    where: this rank with its host and GPU, for messages, as "rank 3 on node1, GPU 0". check: called while NCCL connects
-    ranks; raises RankLostError if one has ended.
+    A call returns when the operation is enqueued. All ranks make the same calls in the same order, from one thread at a
+    time.
+
+    library: the opened libnccl.
+    rank: this rank's number in the communicator.
+    size: number of ranks.
+    broadcast: see Broadcast.
+    where: this rank with its host and GPU, for messages, as "rank 3 on node1, GPU 0".
+    check: called while NCCL connects ranks; raises RankLostError if a rank has ended.
+    timeout_s: limit of the time to connect, in seconds.
     """
 
     def __init__(
@@ -46,14 +53,14 @@ class Communicator:
         check: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        """Connect the ranks; collective. The calling thread's current CUDA device is the one that is used.
+        """Connect the ranks; collective. It uses the calling thread's current CUDA device.
 
         Raises NcclError if NCCL fails, RankLostError if check() does, TransportError after `timeout_s` seconds.
         """
         self.library, self.rank, self.size, self.where = library, rank, size, where
         self._check, self._timeout_s = check, timeout_s
         self._scaled_sums: dict[tuple[str, float], int] = {}
-        self._freeing = threading.Lock()  # so that one of two threads that abort does
+        self._freeing = threading.Lock()  # so that only one of two aborting threads frees it
         unique_id = UniqueId()
         if rank == 0:
             library.call("ncclGetUniqueId", unique_id, where=where)
@@ -69,9 +76,9 @@ class Communicator:
             raise
 
     def scaled_sum(self, dtype: str, factor: float) -> int:
-        """The operation that multiplies every rank's numbers by `factor`, in their dtype, and adds them up.
+        """Return NCCL's operation that multiplies every rank's numbers by `factor`, in their dtype, and adds them up.
 
-        dtype: one of REDUCIBLE, floating-point unless the factor is 1.
+        dtype: a name in REDUCIBLE, floating-point unless the factor is 1.
         """
         if factor == 1.0:
             return OPERATIONS["sum"]
@@ -88,19 +95,19 @@ class Communicator:
         self._call("ncclAllReduce", source, target, count, dtype, op, self._handle, stream)
 
     def reduce_scatter(self, source: int, target: int, count: int, dtype: int, op: int, stream: int) -> None:
-        """Enqueue ncclReduceScatter. count: of the result, a size-th of the source's."""
+        """Enqueue ncclReduceScatter. count: elements of the result; the source has `size` times as many."""
         self._call("ncclReduceScatter", source, target, count, dtype, op, self._handle, stream)
 
     def reduce(self, source: int, target: int, count: int, dtype: int, op: int, root: int, stream: int) -> None:
-        """Enqueue ncclReduce; target counts on the root only."""
+        """Enqueue ncclReduce; target is used only on the root."""
         self._call("ncclReduce", source, target, count, dtype, op, root, self._handle, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, stream: int) -> None:
-        """Enqueue ncclAllGather. count: of the source, a size-th of the result's."""
+        """Enqueue ncclAllGather. count: elements of the source; the result has `size` times as many."""
         self._call("ncclAllGather", source, target, count, dtype, self._handle, stream)
 
     def broadcast(self, source: int, target: int, nbytes: int, root: int, stream: int) -> None:
-        """Enqueue ncclBroadcast of bytes."""
+        """Enqueue ncclBroadcast of `nbytes` bytes."""
         self._call("ncclBroadcast", source, target, nbytes, BYTES, root, self._handle, stream)
 
     def all_to_all(
@@ -109,9 +116,10 @@ class Communicator:
         targets: Sequence[tuple[int, int]],
         stream: int,
     ) -> None:
-        """Enqueue the exchange of one piece with every rank, as one operation of ncclSend and ncclRecv.
+        """Enqueue the exchange of a memory block with every rank, as one operation of ncclSend and ncclRecv.
 
-        sources, targets: by rank, the address and the number of bytes of what is sent there, and comes from there.
+        sources: address and number of bytes to send to each rank. targets: address and number of bytes to receive from
+        each rank.
         """
         with self.grouped():
             for peer, ((source, sent), (target, received)) in enumerate(zip(sources, targets, strict=True)):
@@ -122,33 +130,33 @@ class Communicator:
 
     @contextmanager
     def grouped(self) -> Iterator[None]:
-        """Within, calls are collected; at its end they are enqueued as one operation."""
-        with calling:  # an abort would free what NCCL still has to enqueue at the end
+        """Return a context that collects calls, and at its end enqueues them as one operation."""
+        with calling:  # an abort would free operations that NCCL enqueues at the end of the group
             self.library.call("ncclGroupStart", where=self.where)
             try:
                 yield
             finally:
-                # Also when the communicator was aborted within: this thread's later calls would be collected for ever.
+                # Also if the communicator was aborted inside: else all later calls of this thread would be collected.
                 result = self.library.call("ncclGroupEnd", where=self.where, handle=self._handle)
         if result is Result.IN_PROGRESS:
             self._complete("ncclGroupEnd")
 
     def check(self) -> None:
-        """Raise NcclError if an operation that was enqueued has failed since; the communicator is of no use then."""
+        """Raise NcclError if an enqueued operation has failed since; the communicator cannot be used any more then."""
         if (result := self._state()) not in (Result.SUCCESS, Result.IN_PROGRESS):
             raise self.library.error("an operation of NCCL", result, self.where, self._handle)
 
     def abort(self) -> None:
-        """End what is under way on this rank, and free the communicator; not collective. Calling it twice is fine."""
+        """End this rank's operations in progress, and free the communicator; not collective; may be called twice."""
         with self._freeing:
             handle, self._handle = self._handle, None
         if handle is not None:
             self.library.abort(handle, self.where)
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Wait for what is under way, and free the communicator; collective. Calling it twice is fine.
+        """Wait for operations in progress, and free the communicator; collective; may be called twice.
 
-        Raises TransportError after `timeout_s` seconds; the communicator has been aborted then.
+        Raises TransportError after `timeout_s` seconds, after aborting the communicator.
         """
         if self._handle is None:
             return
@@ -164,7 +172,7 @@ class Communicator:
             self.library.call("ncclCommDestroy", handle, where=self.where)
 
     def _call(self, function: str, *arguments: object) -> None:
-        with calling:  # from here on another thread does not free the communicator
+        with calling:  # inside, no other thread frees the communicator
             if self._handle is None:
                 raise self._closed(function)
             result = self.library.call(function, *arguments, where=self.where, handle=self._handle)
@@ -183,7 +191,7 @@ class Communicator:
         return state.value
 
     def _complete(self, function: str) -> None:
-        """Wait until NCCL has done on the host what a call began, connecting for most; raises as check() does."""
+        """Wait until NCCL has done the host's work of a call, mostly connecting; raises as check() does."""
         deadline = time.monotonic() + self._timeout_s
         waiting = Backoff(self._check)
         while (result := self._state()) == Result.IN_PROGRESS:
@@ -200,7 +208,7 @@ class Communicator:
 
 
 def encode_scalar(dtype: str, value: float) -> bytes:
-    """A number in the memory of a floating-point dtype, rounded to nearest. Raises KeyError for another dtype."""
+    """Encode a number in a floating-point dtype, rounded to nearest. Raises KeyError for any other dtype."""
     if dtype == "bfloat16":
         bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
         return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)

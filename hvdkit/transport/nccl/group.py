@@ -1,7 +1,7 @@
-"""The ranks of a transport with a GPU each: NCCL's communicator of them, a stream for its work, and who waits for whom.
+"""A device group: NCCL's communicator of ranks with a GPU each, its stream, and its order with a framework's streams.
 
-run() and join() do not let the host wait; wait(), settle() and close() do. What a framework's stream has been given
-before run() comes before NCCL's work; what it is given after join() comes after it.
+run() and join() do not make the host wait; wait(), settle() and close() do. Work on a framework's stream before run()
+is done before NCCL's work; work on it after join() is done after NCCL's work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hvdkit.transport.nccl.library import Library
 from hvdkit.transport.small_collectives import broadcast_bytes
 
 _POLL_S = 0.0005
-_CLOSE_S = 10.0  # for the other ranks to close theirs
-_GRACE_S = 2.0  # from the loss of a rank on, for what it has sent before
-_SLOW_S = 60.0  # before a warning
+_CLOSE_S = 10.0  # limit of the wait for the other ranks in close()
+_GRACE_S = 2.0  # after the loss of a rank, for data that it has sent before
+_SLOW_S = 60.0  # duration of an operation before a warning
 
 
 #: Enqueues operations of a communicator on a stream.
@@ -33,11 +33,13 @@ Body = Callable[[Communicator, int], None]
 
 
 class DeviceGroup:
-    """A communicator of NCCL among the ranks of a transport, made by all of them together, and its stream.
+    """NCCL's communicator among the ranks of a transport, with its stream; all ranks make it together.
 
-    transport: of the ranks, in host memory: by it they meet, and it knows of ranks that have ended. where: this rank
-    with its host and GPU, for messages. timeout_s: for connecting. name: what the operations are of, for messages.
-    Raises NcclError, TransportError or RankLostError where the ranks cannot be connected.
+    transport: connects the ranks by host memory, and detects ranks that have ended.
+    where: this rank with its host and GPU, for messages.
+    timeout_s: limit of the time to connect, in seconds.
+    name: the owner of the operations, such as a plan, for messages.
+    Raises NcclError, TransportError or RankLostError if the ranks cannot be connected.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class DeviceGroup:
         self.transport, self.device, self.where, self.name = transport, device, where, name
         self.rank, self.size, self.version = transport.rank, transport.size, library.version
         self._failure: HvdkitError | None = None
-        self._lock = threading.RLock()  # keeps what run() gives to streams together
+        self._lock = threading.RLock()  # keeps the work that run() enqueues on streams together
         self._last: Event | None = None
         self._runs = self._finished_runs = self._warned_runs = 0
         self._pending, self._lost_s = (0, 0.0), 0.0  # seen by inspect(): operations and since when; a rank that is lost
@@ -65,18 +67,22 @@ class DeviceGroup:
         self._closed = False
 
     def run(self, body: Body, producer: int, ready: Event, done: Event) -> None:
-        """Let `body` enqueue operations after what the stream `producer` has been given; all ranks do so in one order.
+        """Call `body` to enqueue operations after the present work of the stream `producer`.
 
-        ready, done: events of the device, recorded before and after the operations.
-        Raises RankLostError or TransportError if this operation or an earlier one has failed. What is under way is
-        ended then, and every later call raises the same.
+        All ranks call run() in the same order.
+        body: enqueues the operations.
+        producer: the framework's stream that writes the sources.
+        ready: event, recorded on `producer` before the operations.
+        done: event, recorded after the operations.
+        Raises RankLostError or TransportError if this or an earlier operation has failed. All operations in progress
+        are then ended, and every later call raises the same error.
         """
         with self._ending_at_failure():
             ready.record(producer)
         self.enqueue(body, [ready], done)
 
     def enqueue(self, body: Body, ready: Iterable[Event], done: Event) -> None:
-        """As run(), after events that have been recorded already."""
+        """Do as run(), but after events that are recorded already."""
         self.check()
         with self._lock, self._ending_at_failure(), self.device.current():
             for event in ready:
@@ -87,25 +93,28 @@ class DeviceGroup:
             self._runs += 1
 
     def join(self, consumer: int, done: Event) -> None:
-        """Let what the stream `consumer` is given from now on begin after `done`; raises as run() does."""
+        """Make later work on the stream `consumer` wait for `done`; raises as run() does."""
         self.check()
         with self._ending_at_failure():
             self.device.wait(consumer, done)
 
     def reached(self, done: Event) -> bool:
-        """Has the device done what comes before `done`? Does not wait; raises as run() does."""
+        """Return, without waiting, whether the device has reached the event `done`; raises as run() does."""
         with self._ending_at_failure():
             return done.done()
 
     def wait(self, done: Event, pause: Callable[[], object]) -> None:
-        """Return when `done` is reached, calling pause() meanwhile; raises as run() does."""
+        """Wait until the device reaches `done`, calling pause() meanwhile; raises as run() does."""
         while not self.reached(done):
             self.check()
             pause()
         self.check()
 
     def settle(self, timeout_s: float = math.inf) -> None:
-        """Wait for all operations so far; raises as run() does. Their results are right if it returns in time."""
+        """Wait for all operations so far, at most `timeout_s` seconds; raises as run() does.
+
+        The results are valid if it returns in time.
+        """
         deadline, last = time.monotonic() + timeout_s, self._last
         while last is not None and not self.reached(last) and time.monotonic() < deadline:
             self.check()
@@ -113,21 +122,21 @@ class DeviceGroup:
         self.check()
 
     def check(self) -> None:
-        """Raise what the group has failed with: its results are of no use from then on."""
+        """Raise the error with which the group has failed; its results are undefined from then on."""
         if self._failure is not None:
             raise self._failure
 
     @property
     def under_way(self) -> bool:
-        """Has an operation not been done? Asks the device."""
+        """Return whether an operation is in progress; queries the device."""
         last = self._last
         return last is not None and not self._closed and self._failure is None and not last.done()
 
     def inspect(self, groups: Sequence[DeviceGroup] = ()) -> None:
-        """Look after ranks that have ended while operations are under way; called by a thread of its own now and then.
+        """Check for lost ranks while operations are in progress; a separate thread calls this periodically.
 
-        A lost rank ends the operations, whose results are then undefined, so that nothing waits for them for ever.
-        groups: all of this process, for messages.
+        If a rank is lost, the operations are ended and their results are undefined, so that no wait for them hangs.
+        groups: all groups of this process, for messages.
         """
         runs, last = self._runs, self._last
         if self._failure is not None or self._closed or last is None or runs == self._finished_runs:
@@ -145,7 +154,7 @@ class DeviceGroup:
         try:
             self.transport.check()
         except RankLostError:
-            # One that has ended in order has done its part, which may be on its way here.
+            # A rank that has ended in order has sent its data, which may still be in flight.
             self._lost_s = self._lost_s or now
             if now - self._lost_s >= _GRACE_S:
                 raise
@@ -159,16 +168,16 @@ class DeviceGroup:
             logger.warning("%s", describe_slow(self, others, now - self._pending[1]))
 
     def fail(self, error: HvdkitError) -> HvdkitError:
-        """End what is under way on this rank, and have later calls raise `error`, or what came first; returns that."""
+        """End this rank's operations; later calls raise `error`, or an earlier error. Returns the error they raise."""
         kind = RankLostError if isinstance(error, RankLostError) else TransportError
         self._failure = self._failure or kind(f"{error} NCCL's operations on {self.where} were ended.")
-        # NCCL may wait for the whole GPU, and so for another communicator that has to be aborted too.
+        # NCCL's abort may wait for the whole GPU, and so for another communicator that must be aborted too.
         threading.Thread(target=self._abort, name="hvdkit-nccl-abort", daemon=True).start()
         return self._failure
 
     @contextlib.contextmanager
     def _ending_at_failure(self) -> Iterator[None]:
-        """Within, an error of NCCL or CUDA is what the group fails with, unless one came first and aborted NCCL."""
+        """Return a context in which an error of NCCL or CUDA makes the group fail, unless it has failed before."""
         try:
             yield
         except TransportError as error:
@@ -179,11 +188,11 @@ class DeviceGroup:
             self._communicator.abort()
 
     def close(self) -> None:
-        """Give the communicator and the stream back; collective, unless a rank is lost. Closing twice is fine."""
+        """Free the communicator and the stream; collective, unless a rank is lost; may be called twice."""
         if self._closed:
             return
         try:
-            self.settle()  # inspect() ends it where a rank is lost
+            self.settle()  # inspect() ends it if a rank is lost
             self.transport.check()
             self._closed = True
             with self.device.current():
@@ -196,7 +205,7 @@ class DeviceGroup:
 
 
 def describe_slow(group: DeviceGroup, others: Sequence[DeviceGroup], seconds: float) -> str:
-    """The warning of operations that take long. others: with operations under way on the same GPU."""
+    """Return the warning for slow operations. others: groups with operations in progress on the same GPU."""
     beside = ", ".join(dict.fromkeys(other.name for other in others))
     order = (
         f" Those of {beside} are under way on this GPU too: where ranks have issued operations of several "

@@ -1,6 +1,6 @@
-"""The device groups of this process: one a transport and its ranks' GPUs, made by all of them at the first use.
+"""The device groups of this process: one for each transport and its ranks' GPUs, made by all ranks at the first use.
 
-A thread looks after those with work under way: the host does not wait for it, so nobody else does.
+A thread checks the groups with operations in progress, because the host does not wait for these operations.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hvdkit.transport.small_collectives import allgather_object
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """How memory of GPUs is reduced.
+    """The settings for reductions of GPU memory.
 
-    wish: "nccl", "auto" for NCCL where that can be, "host" for never. library: path of libnccl, "" to find it. shares:
-    were the ranks started to share GPUs?
+    wish: "nccl"; "auto" for NCCL where possible; "host" for reductions in the host's memory. library: path of libnccl;
+    "" to find it. shares: the ranks were started to share GPUs.
     """
 
     wish: str = "auto"
@@ -37,10 +37,14 @@ class DeviceSettings:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rank says of its GPU and NCCL, for all to conclude whether they reduce in device memory.
+    """The GPU and NCCL of a rank; from all ranks' findings they conclude whether they reduce in device memory.
 
-    problem: why it cannot use NCCL; "" if it can. host: its name. gpu: its uuid; "" if its tensors are not on one GPU.
-    index: of the GPU among those that the process sees. version: of NCCL. shares: may the rank share its GPU?
+    problem: why the rank cannot use NCCL; "" if it can.
+    host: name of its host.
+    gpu: UUID of its GPU; "" if its tensors are not on one GPU.
+    index: number of the GPU among those that the process sees.
+    version: of NCCL.
+    shares: the rank may share its GPU.
     """
 
     problem: str = ""
@@ -52,7 +56,7 @@ class Finding:
 
 
 _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
-#: By transport, the GPUs of its ranks, and name.
+#: The groups by transport, GPUs of its ranks, and name.
 _groups: dict[tuple[Transport, tuple[str, ...], str], DeviceGroup] = {}
 
 _WATCH_S = 0.5
@@ -64,14 +68,17 @@ _thread: threading.Thread | None = None
 def open_group(
     transport: Transport, index: int | None, host: str, settings: DeviceSettings, name: str = ""
 ) -> DeviceGroup | None:
-    """The device group of a transport's ranks; collective. Made at the first call with these GPUs.
+    """Return the device group of a transport's ranks; collective. The first call with these GPUs makes it.
 
-    index: of this rank's GPU; None on a rank whose tensors are not on one GPU. host: of this rank. name: of what has
-    the group for itself, such as a plan: operations of a group come in one order on all ranks, and a joined rank begins
-    a round of all plans.
-    Returns None where the ranks' tensors go through the host's memory: as `settings` say, where no rank's are on a GPU,
-    or, with a warning of the first rank, where NCCL cannot be used.
-    Raises TransportError on all ranks if NCCL was asked for and cannot be used, with the cause.
+    transport: of the ranks, in host memory.
+    index: number of this rank's GPU; None if its tensors are not on one GPU.
+    host: name of this rank's host.
+    settings: see DeviceSettings.
+    name: the only user of the group, such as a plan. Each plan has its own group because operations of a group come in
+    the same order on all ranks, and a joined rank begins a round of all plans.
+    Returns None if the ranks' tensors go through the host's memory: because `settings` select it, because no rank's
+    tensors are on a GPU, or because NCCL cannot be used, for which the first rank logs a warning.
+    Raises TransportError on all ranks, with the cause, if NCCL was requested and cannot be used.
     """
     if settings.wish == "host":
         return None
@@ -87,7 +94,7 @@ def open_group(
             logger.warning("Tensors of GPUs go through the host's memory. The cause is %s", problem)
         return None
     assert device is not None and library is not None
-    # All ranks' GPUs, so that all ranks find one, or all make one, where a single rank goes on to another GPU.
+    # The key has all ranks' GPUs, so that all ranks find or all make a group, even if one rank changes its GPU.
     key = (transport, tuple(each.gpu for each in findings), name)
     if key not in _groups:
         where = f"rank {transport.rank} on {host}, GPU {index}"
@@ -107,7 +114,7 @@ def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaD
 
 
 def find_problem(findings: Sequence[Finding]) -> str:
-    """Why these ranks cannot use NCCL together, and what to do; "" if they can. The same on all ranks."""
+    """Describe why these ranks cannot use NCCL together, and the cure; "" if they can. The same on all ranks."""
     for rank, finding in enumerate(findings):
         if finding.problem:
             return f"rank {rank} on {finding.host}: {finding.problem}"
@@ -135,18 +142,18 @@ def find_problem(findings: Sequence[Finding]) -> str:
 
 
 def opened_gpu() -> int | None:
-    """The GPU of the device groups that this process has opened; None if there is none, or several."""
+    """Return the GPU of this process's open device groups; None if there is no GPU, or several."""
     indices = {group.device.index for group in tuple(_groups.values())}
     return indices.pop() if len(indices) == 1 else None
 
 
 def opened_version() -> Version | None:
-    """The version of NCCL in the device groups that this process has opened; None without one."""
+    """Return the version of NCCL in this process's open device groups; None without a group."""
     return next((group.version for group in tuple(_groups.values())), None)
 
 
 def settle_groups(timeout_s: float = math.inf) -> None:
-    """Wait for what device groups have under way, and raise what they have failed with; not collective."""
+    """Wait for all operations of device groups, and raise their errors; not collective."""
     for group in tuple(_groups.values()):  # an engine may open one meanwhile
         group.settle(timeout_s)
 
@@ -159,7 +166,7 @@ def close_groups() -> None:
 
 
 def watch(group: DeviceGroup) -> None:
-    """Have the group's inspect() called every half second, until the group is collected."""
+    """Make a thread call the group's inspect() every half second, until the group is garbage-collected."""
     global _thread
     with _lock:
         _watched.add(group)
@@ -180,7 +187,7 @@ def _look_after_groups() -> None:
 
 
 def _forget() -> None:
-    """After a fork: the thread is the parent's."""
+    """Reset the state after a fork, because the thread runs only in the parent."""
     global _thread, _lock
     _thread, _lock = None, threading.Lock()
     _watched.clear()

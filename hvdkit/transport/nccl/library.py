@@ -1,4 +1,4 @@
-"""libnccl through ctypes: where it is found, its functions with their types, and its errors in our words.
+"""libnccl through ctypes: finds the library, declares its functions, and converts its errors.
 
 NCCL's C interface is stable within major version 2, so no binding package and no compiler is needed. Functions, structs
 and numbers are those of nccl.h 2.18.
@@ -20,7 +20,7 @@ from hvdkit.errors import MissingDependencyError, TransportError
 #: (major, minor, patch), as 2.18.1.
 Version = tuple[int, int, int]
 
-#: ncclCommInitRankConfig() with the layout of Config below.
+#: The oldest supported version: it has ncclCommInitRankConfig() with the layout of Config below.
 OLDEST: Version = (2, 18, 1)
 
 UNIQUE_ID_BYTES = 128
@@ -44,7 +44,7 @@ class Result(IntEnum):
     TIMEOUT = 8
 
 
-#: Name of a dtype -> ncclDataType_t, of those that NCCL reduces.
+#: Name of a dtype that NCCL reduces -> ncclDataType_t.
 REDUCIBLE = {
     "int8": 0,
     "uint8": 1,
@@ -57,31 +57,31 @@ REDUCIBLE = {
     "float64": 8,
     "bfloat16": 9,
 }
-#: ncclDataType_t of memory that is moved and not reduced.
+#: ncclDataType_t of memory that is moved but not reduced.
 BYTES = REDUCIBLE["uint8"]
-#: Complex dtype -> that of its parts.
+#: Complex dtype -> dtype of its real and imaginary parts.
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 #: Name of an operation -> ncclRedOp_t.
 OPERATIONS = {"sum": 0, "product": 1, "max": 2, "min": 3, "average": 4}
 
 
 def as_reals(dtype: str) -> tuple[str, int]:
-    """The dtype of the real numbers that an element consists of, and how many there are."""
+    """Return the dtype and the number of the real numbers of which an element consists."""
     return (_PARTS[dtype], 2) if dtype in _PARTS else (dtype, 1)
 
 
 class UniqueId(ctypes.Structure):
-    """ncclUniqueId: made by one rank, and given by it to all ranks of a communicator."""
+    """ncclUniqueId: one rank makes it and sends it to all ranks of a communicator."""
 
     _fields_ = (("internal", c_char * UNIQUE_ID_BYTES),)
 
     def to_bytes(self) -> bytes:
-        """All 128 bytes; `internal` itself would end at the first zero."""
+        """Return all 128 bytes; `internal` itself would end at the first zero."""
         return ctypes.string_at(ctypes.byref(self), UNIQUE_ID_BYTES)
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of 2.18, which later libraries read too: they go by `size` and `version`."""
+    """ncclConfig_t of version 2.18, which later libraries accept too, by its `size` and `version`."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -93,19 +93,19 @@ class Config(ctypes.Structure):
         ("max_ctas", c_int),
         ("net_name", c_char_p),
         ("split_share", c_int),
-        ("traffic_class", c_int),  # since 2.25; the end of the struct's padding before
+        ("traffic_class", c_int),  # since 2.25; earlier, these bytes were padding at the end of the struct
     )
 
 
 def make_config() -> Config:
-    """A Config of calls that do not block, in which all else is left to NCCL and its variables."""
+    """Make a Config of nonblocking calls that leaves all other options to NCCL and its variables."""
     undefined = (_UNDEFINED,) * 3
     version = OLDEST[0] * 10000 + OLDEST[1] * 100 + OLDEST[2]
     return Config(ctypes.sizeof(Config), _MAGIC, version, 0, *undefined, None, _UNDEFINED, _UNDEFINED)
 
 
 _COMMUNICATOR = _STREAM = _MEMORY = c_void_p
-#: Function -> its parameters' types. All return an ncclResult_t but those in _TEXTS.
+#: Function -> its parameters' types. All return an ncclResult_t except those in _TEXTS.
 _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclGetVersion": (POINTER(c_int),),
     "ncclGetUniqueId": (POINTER(UniqueId),),
@@ -128,14 +128,14 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclGetLastError": (_COMMUNICATOR,),
 }
 _TEXTS = ("ncclGetErrorString", "ncclGetLastError")
-#: NCCL takes one call at a time: a communicator is not safe to be asked for its state while another thread uses it. An
-#: abort waits for it too, so who holds it may use a communicator that was not aborted before.
+#: Lock that allows one call of NCCL at a time: a thread must not query a communicator's state while another uses it. An
+#: abort takes the lock too, so its holder may use a communicator that was not aborted before.
 calling = threading.RLock()
-_ABORT_S = 5.0  # for the call of another thread to return, before its communicator is aborted all the same
+_ABORT_S = 5.0  # limit of the wait for another thread's call; then its communicator is aborted anyway
 
 
 class NcclError(TransportError):
-    """A call of NCCL failed. result: the ncclResult_t that it returned."""
+    """A call of NCCL has failed. result: the ncclResult_t that it returned."""
 
     def __init__(self, message: str, result: int) -> None:
         super().__init__(message)
@@ -143,10 +143,10 @@ class NcclError(TransportError):
 
 
 class Library:
-    """An opened libnccl. path: its file. version: its own, not that of the headers a framework was built with."""
+    """An opened libnccl. path: its file. version: of the library, not of the headers of a framework's build."""
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises MissingDependencyError if that fails, or if it is too old."""
+        """Open the library. Raises MissingDependencyError if that fails, or if it is too old."""
         self.path = path
         try:
             library = ctypes.CDLL(path)
@@ -167,7 +167,8 @@ class Library:
     def call(self, function: str, *arguments: object, where: str = "", handle: c_void_p | None = None) -> Result:
         """Call a function. Returns SUCCESS, or IN_PROGRESS from a communicator that does not block.
 
-        where: the rank, host and GPU, for the message. handle: the communicator, for NCCL's own last words on it.
+        function: the name. arguments: the function's arguments. where: the rank, host and GPU, for the message.
+        handle: the communicator, for NCCL's own text of its last error.
         Raises NcclError if NCCL returns anything else.
         """
         with calling:
@@ -177,7 +178,7 @@ class Library:
         raise self.error(function, result, where, handle)
 
     def abort(self, handle: c_void_p, where: str) -> None:
-        """Call ncclCommAbort, though another thread may be held up in a call on the communicator. Raises NcclError."""
+        """Call ncclCommAbort, even if another thread is blocked in a call on the communicator. Raises NcclError."""
         alone = calling.acquire(timeout=_ABORT_S)
         try:
             result = self._functions["ncclCommAbort"](handle)
@@ -208,9 +209,9 @@ CURE = (
 
 
 def find_library(named: str = "") -> str:
-    """The libnccl to open: `named`; else the one that this process has loaded; the wheel's; the system's.
+    """Return the libnccl to open: `named`, or the first of this process's loaded library, the wheel's, the system's.
 
-    A second copy beside a framework's own would have its own communicators and environment.
+    A second copy besides a framework's own would have its own communicators and environment.
     """
     return named or _mapped() or _wheels() or "libnccl.so.2"
 

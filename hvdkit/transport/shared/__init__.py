@@ -1,1 +1,1 @@
-"""Ranks of one host: shared memory."""
+"""The transport of the ranks of one host, over shared memory."""

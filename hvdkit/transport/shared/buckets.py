@@ -1,6 +1,6 @@
-"""Buckets in memory that the ranks of a host share: each rank adds up its own shard of all of them, in place.
+"""Buckets in memory that the ranks of a host share: each rank adds up its shard of all ranks' buckets, in place.
 
-One allreduce of one bucket, two ranks, time downwards ("|" is the training that goes on meanwhile):
+One allreduce of one bucket, two ranks, time runs down ("|" is the training that continues meanwhile):
 
     rank 0                                       rank 1
     fill memory                                  |
@@ -10,16 +10,16 @@ One allreduce of one bucket, two ranks, time downwards ("|" is the training that
     show reduced                                 show reduced
     read memory                                  read memory
 
-Shard i of every memory is rank i's alone from ready to reduced. So the sum takes the place of what it is made of, two
-flags are enough, and a rank that has seen all shards reduced may do with its memory what it likes. Nobody else reads
-shard i of rank i's memory, so the numbers themselves can take its place, and are copied neither in nor out.
+From ready to reduced, only rank i uses shard i of every memory. So the sum can overwrite its operands, two flags are
+enough, and a rank that has seen all shards reduced may use its memory freely. No other rank reads shard i of rank i's
+memory, so the tensors themselves can replace it (in-place segments), and need not be copied in or out.
 
-A reduce-scatter leaves out the copies to the peers, and an all-gather the sums; the flags stay, so that after each of
-the two a rank may do with all of its memory what it likes, too.
+A reduce-scatter omits the copies to the peers, and an all-gather omits the sums; both keep the flags, so that after
+each of them a rank may use all of its memory freely, too.
 
-A cache line that a core has read is that core's from then on, and cheap for it to write. But it is dear to take from a
-core that has read it and not written it since: 2 GB/s where the cores are far apart, against 20. Here whoever reads a
-line that another core has written is always the next to write it.
+After a core has read a cache line, it owns the line and can write it cheaply. But it is slow to take a line from a core
+that has read it and not written it since: 2 GB/s if the cores are far apart, against 20. Here a core that reads a line
+that another core has written is always the next to write it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ALIGN = 64  # bytes: a cache line
 def plan_shards(spec: BucketSpec, shards: int) -> list[tuple[int, int]]:
     """Split the elements of a bucket into `shards` ranges that begin at cache lines; some may be empty.
 
-    Where matrices are coded, ranges begin with one, as near to equal parts as that allows.
+    If matrices are coded, each range begins with a matrix, and the ranges are as nearly equal as that allows.
     """
     count = spec.count
     if spec.matrices:
@@ -69,7 +69,10 @@ def plan_shards(spec: BucketSpec, shards: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A part of this rank's shard: of everyone, this rank's, and in the memory of its peers."""
+    """A chunk of this rank's shard.
+
+    sources: the chunk of every rank. own: memory for this rank's result. peers: the chunk in the memory of the peers.
+    """
 
     sources: tuple[Buffer, ...]
     own: Buffer
@@ -78,12 +81,12 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a bucket holds.
+    """The layout of a bucket.
 
-    views: of every rank's memory. owned: what this rank sums on its host. shard: the part of `owned` that is this
-    rank's after a reduce-scatter: all of it on one host. partial: the host's sum of `owned`, where that still has to
-    cross to other hosts. coder: what takes it there, where it is coded. around: by the first element and the number of
-    elements, those of the ranks below and above.
+    views: every rank's memory of the bucket. owned: elements that this rank sums on its host. shard: the elements of
+    `owned` that this rank has after a reduce-scatter; on one host all of them. partial: memory for the host's sum of
+    `owned` if it must cross to other hosts. coder: codes this sum; None if it is not coded. around: cache of slices of
+    the lower and higher ranks' memories, by first element and number of elements.
     """
 
     spec: BucketSpec
@@ -95,15 +98,21 @@ class _Layout:
     around: dict[tuple[int, int], tuple[tuple[Buffer, ...], tuple[Buffer, ...]]] = field(default_factory=dict)
 
     def shard_of(self, partial: Buffer) -> Buffer:
-        """The elements of `partial` that belong to `shard`."""
+        """Return the elements of `partial` that belong to `shard`."""
         return partial.slice(self.shard[0] - self.owned[0], self.shard[1] - self.owned[0])
 
 
 class SharedBuckets(SteppedBuckets):
-    """Buckets of one host's ranks; opened by all of them together.
+    """Buckets of the ranks of one host; all of them open it together.
 
-    shards: how many ranks of the host reduce: all of them if there is one host, else as many as every host has.
-    crossing: takes a shard's sum to the other hosts; for ranks that reduce a shard, where there are several hosts.
+    group: transport of the ranks of this host.
+    specs: the buckets of the plan.
+    arithmetic: adds and casts the numbers.
+    check: see SteppedBuckets.
+    directory: a memory file system that these ranks share.
+    shards: number of ranks of the host that reduce: all of them for one host, else as many as every host has.
+    crossing: reduces a shard's sum between hosts; None on one host, and on ranks that reduce no shard.
+    depth: see Buckets.
     """
 
     def __init__(
@@ -134,7 +143,7 @@ class SharedBuckets(SteppedBuckets):
         self._reduced = Flags(memory[flags:start], count=len(specs), **who)
         self._generation = [0] * len(specs)
         areas = [start + rank * area for rank in range(group.size)]
-        #: Of each of the `depth` pieces: each rank's memory.
+        #: Each rank's memory, for each of the `depth` memory blocks.
         self._raw: list[list[NDArray[np.uint8]]] = [
             [memory[at + first : at + last] for at in areas]
             for first, last in itertools.pairwise([0, *itertools.accumulate(sizes)])
@@ -148,7 +157,7 @@ class SharedBuckets(SteppedBuckets):
         self._show_layouts()
 
     def _lay_out(self, index: int, spec: BucketSpec) -> _Layout:
-        # Ranges between matrices are uneven, so ranks take turns with them from bucket to bucket.
+        # Ranges between matrices are uneven, so ranks rotate them from bucket to bucket.
         turn = index if spec.matrices else 0
         owned = (0, 0)
         if self._rank < self._shards:
@@ -163,7 +172,7 @@ class SharedBuckets(SteppedBuckets):
         return _Layout(spec, views, owned, shard, partial, coder)
 
     def _cut(self, layout: _Layout, in_place: Sequence[InPlaceSegment]) -> Iterator[_Chunk]:
-        """This rank's shard in chunks."""
+        """Yield this rank's shard in chunks."""
         for segment in cover(layout.views[self._rank], layout.owned, in_place):
             step = layout.spec.chunk_bytes // segment.source.array.itemsize
             for at in range(0, segment.source.count, step):
@@ -174,7 +183,7 @@ class SharedBuckets(SteppedBuckets):
                 yield _Chunk((*below, part, *above), target, below + above)
 
     def _around(self, layout: _Layout, first: int, count: int) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
-        """What the peers have of these elements; made once, since a round is cut like the one before."""
+        """Return the peers' slices of these elements; cached, because all rounds are cut in the same way."""
         known = layout.around.get((first, count))
         if known is None:
             slices = [view.slice(first, first + count) for view in layout.views]
@@ -187,23 +196,23 @@ class SharedBuckets(SteppedBuckets):
         self.shard = [layout.shard for layout in self._layouts]
 
     def change(self, index: int, spec: BucketSpec) -> None:
-        """Let an idle bucket hold something else that fits; on all ranks alike. The staging area is used so."""
+        """Give an idle bucket another spec that fits its memory, the same on all ranks; for the staging area."""
         if self._layouts[index].spec == spec:
             return
         self._layouts[index] = self._lay_out(index, spec)
         self._show_layouts()
 
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """See SteppedBuckets. Shows this rank ready at once."""
+        """See SteppedBuckets. Raises this rank's ready flag at once."""
         self._generation[index] = generation = self._generation[index] + 1
         self._ready.show(index, generation)
         return self._steps(index, generation, in_place, phases)
 
     def _steps(self, index: int, generation: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """Sum or hand out this rank's shard once all peers are ready, then wait for the other shards."""
+        """Sum this rank's shard or copy it to the peers once all are ready, then wait for the other shards."""
         layout = self._layouts[index]
         spec = layout.spec
-        free = self._crossing is None  # the order of buckets matters to collectives between hosts only
+        free = self._crossing is None  # the order of buckets matters only for collectives between hosts
         while not self._ready.everyone(index, generation):
             yield free
         chunks = list(self._cut(layout, in_place))

@@ -1,7 +1,7 @@
-"""Collectives of the ranks of one host on arrays: each rank writes to its memory, and reads that of the others.
+"""Collectives of the ranks of one host on arrays: each rank writes to its memory and reads the others' memory.
 
-Small ones go through Slots, large allreduces through Stage, other large ones through Exchange. Each has memory of its
-own, whose parts belong to the ranks, and numbers in it that say how far every rank has come.
+Slots does small collectives, Stage large allreduces, Exchange other large collectives. Each has its own memory, with a
+part for each rank, and flags that show the progress of every rank.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
 _LINE = 64  # bytes of a cache line
 
 _MOST_SLOT_BYTES = 64 * 1024  # larger buffers are reduced as fast in shards
-_SLOTS_BYTES = 512 * 1024  # of the slots of all ranks: each rank reads all of them
-_VIEWS = 256  # views of slots that are kept
+_SLOTS_BYTES = 512 * 1024  # limit for the slots of all ranks, because each rank reads all of them
+_VIEWS = 256  # limit of cached views of slots
 
 STAGE_BYTES = 2 * 2**20  # stays in the last-level cache between copy, sum and copy
-_LAYOUTS = 64  # that are kept
+_LAYOUTS = 64  # limit of cached layouts
 _READY, _REDUCED = 0, 1
 
 _EXCHANGE_BYTES = 4 * 2**20  # both halves of all ranks
-_MOST_ROOM_BYTES = 2**20  # a half of one rank
+_MOST_ROOM_BYTES = 2**20  # limit of one half of one rank
 
 
 class _Memory:
-    """Memory of a group on one host, a part a rank; made and closed by all its ranks together.
+    """Memory of a group on one host, with a part for each rank; all its ranks make and close it together.
 
-    nbytes: of a part. flags: how many numbers each rank raises. check: called now and then while waiting; raises
+    nbytes: bytes of a part. flags: number of flags of each rank. check: called now and then in waits; raises
     RankLostError if a peer has ended.
     """
 
@@ -52,7 +52,7 @@ class _Memory:
         self._number = 0
 
     def _meet(self, index: int = 0) -> None:
-        """Wait until all ranks have come as far as this one."""
+        """Wait until all ranks have reached the same step as this rank."""
         self._flags.show(index, self._number)
         if not self._flags.everyone(index, self._number):
             backoff = Backoff(self._check)
@@ -65,27 +65,27 @@ class _Memory:
 
     @contextlib.contextmanager
     def _in_steps(self) -> Iterator[None]:
-        """A collective of several steps: after an error the others may wait in any of them."""
+        """Return a context for a collective of several steps, in any of which others may wait after an error."""
         calls().begun += 1
         try:
             yield
-        except BaseException:  # whatever ends it, the other ranks are told
+        except BaseException:  # whatever ends it, the ranks may be out of step
             calls().uncertain = True
             raise
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._flags.close()
         self._parts = np.empty((0, 0), np.uint8)
         self._segment.close()
 
 
 class Slots(_Memory):
-    """Small allreduces and broadcasts: each rank writes its numbers to its slot, and reads those of all others.
+    """Small allreduces and broadcasts: each rank writes its numbers to its slot, and reads the slots of all others.
 
-    Collective n uses slot n % 2 of each rank, and ends on a rank when it has read those of all. A rank writes slot
-    n % 2 again in collective n + 2, which it begins when all ranks have begun n + 1. By then all have ended n: so two
-    slots and one number a rank, of the last collective begun, are enough.
+    Collective n uses slot n % 2 of each rank, and ends on a rank when it has read the slots of all ranks. A rank writes
+    slot n % 2 again in collective n + 2, which it begins when all ranks have begun n + 1. By then all have ended n. So
+    two slots and one flag for each rank, the number of the last collective begun, are enough.
 
     limit: bytes of a slot.
     """
@@ -106,7 +106,7 @@ class Slots(_Memory):
             arithmetic.copy(buffer, slots[root])
 
     def _exchange(self, buffer: Buffer, arithmetic: Arithmetic, root: int) -> list[Buffer]:
-        """Every rank's slot, once all have written theirs; the root alone writes, if there is one."""
+        """Return every rank's slot, after all have written; only `root` writes, unless it is -1."""
         calls().begun += 1
         self._number += 1
         slots = self._see(buffer)
@@ -116,7 +116,7 @@ class Slots(_Memory):
         return slots
 
     def _see(self, buffer: Buffer) -> list[Buffer]:
-        """The slots of this collective as numbers like the buffer's."""
+        """Return the slots of this collective as buffers with the count and dtype of `buffer`."""
         key = (self._number % 2, buffer.array.size, buffer.dtype)
         slots = self._views.get(key)
         if slots is None:
@@ -127,21 +127,21 @@ class Slots(_Memory):
         return slots
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._views.clear()
         super().close()
 
 
 def slot_bytes(size: int) -> int:
-    """The largest buffer, in bytes, that goes through the slots of `size` ranks."""
+    """Return the largest number of bytes of a buffer for the slots of `size` ranks."""
     return max(_LINE, min(_MOST_SLOT_BYTES, _SLOTS_BYTES // size // _LINE * _LINE))
 
 
 class _Layout(NamedTuple):
-    """What a piece of so many elements has where.
+    """The layout of a segment with a given number of elements.
 
-    own: this rank's shard. foreign: all else, of this rank's memory, with where it belongs. below, above: the own shard
-    in the memories of the ranks before and after this one.
+    own: this rank's shard. foreign: the other elements in this rank's memory, with their ranges. below, above: this
+    rank's shard in the memories of the lower and higher ranks.
     """
 
     own: slice
@@ -151,12 +151,12 @@ class _Layout(NamedTuple):
 
 
 class Stage(_Memory):
-    """Large allreduces: each rank reduces its shard of a piece, and hands it out to the others.
+    """Large allreduces: each rank reduces its shard of a segment, and copies the result to the others.
 
-    The way of a piece is that of a bucket (buckets.py has the picture, and why cache lines move as they do): all but
-    the own shard goes to this rank's memory; its own shard is reduced in place from the others' memories, and the
-    result is written there; what the others have written is taken out. No rank touches another one's memory once it has
-    shown that its shard is reduced, so one memory a rank and two numbers are enough.
+    A segment goes the same way as a bucket (see buckets.py for the picture and the use of cache lines): a rank copies
+    all elements but its own shard to its memory, reduces its own shard in place from the others' memories, writes the
+    result there, and copies the others' results out. A rank that has shown that its shard is reduced does not touch
+    another rank's memory any more, so one memory and two flags for each rank are enough.
     """
 
     def __init__(self, group: Transport, directory: str, check: Callable[[], None]) -> None:
@@ -203,20 +203,20 @@ class Stage(_Memory):
         return layout
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._layouts.clear()
         super().close()
 
 
 class Exchange(_Memory):
-    """Other large collectives: each rank writes what others need to its memory, and reads theirs.
+    """Other large collectives: each rank writes the data for others to its memory, and reads theirs.
 
-    They go in steps of a piece that stays in the last-level cache; each byte is copied in once, and out (or into a sum)
-    once. The protocol is that of Slots: step n uses half n % 2 of every rank's memory, and ends on a rank when it has
-    read what it needs. A rank writes that half again in step n + 2, which it begins when all have begun n + 1, and so
-    have ended n.
+    They go in steps of a segment that stays in the last-level cache; each byte is copied in once, and out (or into a
+    sum) once. The protocol is that of Slots: step n uses half n % 2 of every rank's memory, and ends on a rank when it
+    has read the data that it needs. A rank writes that half again in step n + 2, which it begins when all have begun
+    n + 1, and so have ended n.
 
-    Buffers of one call agree in dtype. After an error it is not used again.
+    Buffers of one call have the same dtype. After an error the object must not be used again.
     """
 
     def __init__(self, group: Transport, directory: str, check: Callable[[], None]) -> None:
@@ -227,14 +227,14 @@ class Exchange(_Memory):
         self._halves = [[part[at : at + self._room] for part in self._parts] for at in (0, self._room)]
 
     def allgather(self, pieces: Sequence[Buffer], buffer: Buffer) -> None:
-        """Fill `pieces`, one a rank, with every rank's `buffer`; that may be this rank's piece."""
+        """Fill `pieces`, one for each rank, with every rank's `buffer`, which may be pieces[rank] itself."""
         own, outs = _bytes(buffer), [_bytes(piece) for piece in pieces]
         self._share(own, outs, range(self._size))
         if own.size and own.ctypes.data != outs[self._rank].ctypes.data:
             outs[self._rank][:] = own
 
     def gather(self, pieces: Sequence[Buffer], buffer: Buffer, root: int) -> None:
-        """Fill the root's `pieces`, one a rank, with every rank's `buffer` (n,); none on other ranks."""
+        """Fill the root's `pieces`, one for each rank, with every rank's `buffer` (n,); empty on other ranks."""
         own = _bytes(buffer)
         outs = [_bytes(piece) for piece in pieces] or [own] * self._size
         self._share(own, outs, (root,))
@@ -248,7 +248,7 @@ class Exchange(_Memory):
         self._share(outs[self._rank], outs, range(self._size))
 
     def _share(self, own: Array, outs: Sequence[Array], readers: Sequence[int]) -> None:
-        """Give this rank's bytes to all readers, which put those of rank r in outs[r]."""
+        """Send this rank's bytes to all readers, which write the bytes of rank r to outs[r]."""
         with self._in_steps():
             for at in range(0, max(out.size for out in outs), self._room):
                 memory, piece = self._next(), own[at : at + self._room]
@@ -263,10 +263,17 @@ class Exchange(_Memory):
     def reducescatter(
         self, out: Buffer, pieces: Sequence[Buffer], op: Op, scale: float, arithmetic: Arithmetic
     ) -> None:
-        """out (n,) = scale * the reduction of every rank's pieces[this rank] (n,); it may be this rank's piece."""
+        """Set out (n,) to scale * the reduction of every rank's pieces[rank] (n,).
+
+        out: may be pieces[rank] itself.
+        pieces: one for each rank.
+        op: the reduction.
+        scale: factor on the result.
+        arithmetic: adds and scales the numbers.
+        """
         with self._in_steps():
             storage = STORAGE[out.dtype]
-            room = self._room // self._size // _LINE * _LINE  # of what is for one rank
+            room = self._room // self._size // _LINE * _LINE  # bytes for one rank
             step = room // storage.itemsize
             for at in range(0, max(piece.count for piece in pieces), step):
                 memory = self._next()
@@ -285,10 +292,10 @@ class Exchange(_Memory):
                 arithmetic.combine(target, sources, op, scale)
 
     def alltoall(self, received: Sequence[Buffer], sent: Sequence[Buffer]) -> None:
-        """Send sent[r] to rank r; what rank r sends comes to received[r].
+        """Send sent[r] to rank r, and receive into received[r] from rank r.
 
-        Ranks know of their own pieces only, so that the number of steps is the largest that one of them says in the
-        first step, in the first bytes of its memory.
+        Each rank knows only its own buffers. So each writes its number of steps to the first bytes of its memory in the
+        first step, and all do the largest of these numbers.
         """
         with self._in_steps():
             ins, outs = [_bytes(piece) for piece in sent], [_bytes(piece) for piece in received]
@@ -310,18 +317,18 @@ class Exchange(_Memory):
             outs[self._rank][:] = ins[self._rank]
 
     def _write(self, memory: Sequence[Array], parts: Sequence[Array], room: int, first: int = 0) -> None:
-        """Lay down this rank's part for each peer, `room` bytes apart, from byte `first` on."""
+        """Write this rank's data for each peer to its memory, `room` bytes apart, from byte `first` on."""
         for peer in self._peers:
             start = first + peer * room
             memory[self._rank][start : start + parts[peer].size] = parts[peer]
 
     def _next(self) -> list[Array]:
-        """Begin a step: every rank's memory for it."""
+        """Begin a step; return every rank's memory for it."""
         self._number += 1
         return self._halves[self._number % 2]
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._halves = []
         super().close()
 
@@ -331,6 +338,6 @@ def _bytes(buffer: Buffer) -> Array:
 
 
 def room_bytes(size: int) -> int:
-    """The bytes that each of `size` ranks gives away in a step."""
+    """Return the bytes that each of `size` ranks sends in a step."""
     most = min(_MOST_ROOM_BYTES, _EXCHANGE_BYTES // (2 * size))
     return max(_LINE * (size + 1), most // _LINE * _LINE)

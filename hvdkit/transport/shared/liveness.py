@@ -1,7 +1,7 @@
-"""The liveness of this host's ranks: each holds a record lock that the system releases when the process ends.
+"""Detects the end of this host's ranks: each rank holds a record lock that the kernel releases when the process ends.
 
-A record lock ends with its process however that dies, works across process namespaces, and is not handed on to a
-forked child (a DataLoader worker, say), so it cannot outlive the rank.
+A record lock ends with its process however it dies, works across process namespaces, and is not inherited by a forked
+child (for example a DataLoader worker), so it cannot outlive the rank.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from hvdkit.transport.shared.segment import open_segment
 from hvdkit.transport.small_collectives import gather_ints
 from hvdkit.world import describe_death, describe_leaving
 
-#: Of a rank: it runs, it has shut hvdkit down, it knows of a rank that has died and may end for that.
+#: States of a rank: running; has shut hvdkit down; has detected a dead rank, and may end for that reason.
 _RUNNING, _LEFT, _TOLD = 0, 1, 2
 
 
 class Liveness:
-    """The ranks of one host as seen by each other; made by all of them together.
+    """Detects ended ranks of one host; all of them make it together.
 
-    global_rank: of this process in the whole world, for messages. job_rank: see World.
+    group: transport of the ranks of this host.
+    host: name of this host, for messages.
+    directory: a memory file system that these ranks share.
+    global_rank: this process's rank in the whole world, for messages.
+    job_rank: see World.
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class Liveness:
         job_ranks = gather_ints(group, -1 if job_rank is None else job_rank)
         self._job_ranks = {rank: number for rank, number in zip(self._ranks, job_ranks, strict=True) if number >= 0}
         self._states = open_segment(group, [64 * group.size] + [0] * (group.size - 1), directory)
-        # A file of its own: closing any descriptor of a file, as munmap does, drops this process's locks on it.
+        # A separate file: closing any descriptor of a file, as munmap does, drops this process's locks on it.
         self._locks = open_segment(group, [group.size] + [0] * (group.size - 1), directory)
         fcntl.lockf(self._locks.descriptor, fcntl.LOCK_EX, 1, self._rank)
         group.barrier()
@@ -43,7 +47,7 @@ class Liveness:
         self._is_part = False
 
     def of(self, ranks: Collection[int]) -> Liveness:
-        """The same, of those that are among these ranks of the world: what it takes is this one's. Not collective."""
+        """Return a Liveness for those of these world ranks on this host; it shares all resources. Not collective."""
         part = copy.copy(self)
         part._peers = [peer for peer in self._peers if self._ranks[peer] in ranks]
         part._is_part = True
@@ -52,7 +56,8 @@ class Liveness:
     def check(self) -> None:
         """Raise RankLostError if a rank of this host has ended or has shut hvdkit down.
 
-        Of several it names one that nobody's loss made end: ranks that were told of one may be gone by now as well.
+        Of several dead ranks it names one that had not detected a death itself: the others may have ended because of
+        that death.
         """
         left, told = [], []
         for peer in self._peers:
@@ -66,7 +71,7 @@ class Liveness:
                 told.append(rank)
         if told:
             raise self._lost(told[0])
-        if left:  # told after a death, which may be why they left
+        if left:  # after deaths, which may be the reason why these ranks left
             job_rank = self._job_ranks.get(left[0])
             raise RankLostError(describe_leaving(left[0], self._host, self._ranks[self._rank], job_rank))
 
@@ -84,12 +89,12 @@ class Liveness:
         return RankLostError(describe_death(rank, self._host, self._job_ranks.get(rank)))
 
     def leave(self) -> None:
-        """Tell those who wait for this rank, now or later, that it will not come; in any group."""
+        """Announce that this rank leaves, to all ranks that wait for it now or later, in any group."""
         if self._states.memory.size:
             self._states.memory[64 * self._rank] = _LEFT
 
     def close(self) -> None:
-        """Leave, and let go of the memory; a part leaves that to the whole."""
+        """Leave, and release the memory; does nothing for an object of of()."""
         if self._is_part:
             return
         self.leave()

@@ -1,4 +1,4 @@
-"""A mailbox of the ranks of one host: between rank 0 and each other rank a ring of bytes in shared memory each way."""
+"""A mailbox of the ranks of one host, with two ring buffers in shared memory between rank 0 and each other rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LENGTH = struct.Struct("<q")
 class Ring:
     """A stream of messages from one process to another.
 
-    Memory: bytes written | bytes read | the bytes, around. The writer alone stores the first number, after the bytes
-    that it counts; the reader alone stores the second one. Each is in a cache line of its own. A message is its length
-    as int64 and its bytes. What finds no room waits in the writer's own memory, so the ring may be smaller than a
-    message.
+    Memory: bytes written | bytes read | the ring of bytes. Only the writer stores the first number, after the bytes
+    that it counts; only the reader stores the second number. Each number has its own cache line. A message is its
+    length as int64 and its bytes. Bytes that do not fit wait in the writer's own memory, so the ring may be smaller
+    than a message.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
@@ -31,7 +31,7 @@ class Ring:
         self._room = len(self._bytes)
         self._written = self._read = 0
         self.unsent = bytearray()
-        self._part = b""  # the beginning of a message
+        self._part = b""  # the beginning of an incomplete message
 
     def write(self, message: bytes) -> None:
         """Send a message."""
@@ -44,13 +44,13 @@ class Ring:
                 self.unsent += data[count:]
 
     def flush(self) -> None:
-        """Write what waits, as far as there is room."""
+        """Write waiting bytes to the ring, as many as fit."""
         del self.unsent[: self._put(self.unsent)]
 
     def _put(self, data: bytes | bytearray) -> int:
-        """Write the beginning of the data; how much of it there was room for."""
+        """Write as much of the data as fits; return the number of bytes written."""
         count = min(len(data), self._room - (self._written - self._numbers[_LINE // 8]))
-        order()  # the reader has read what is overwritten now
+        order()  # the reader's reads come before these writes
         at = self._written % self._room
         first = min(count, self._room - at)
         self._bytes[at : at + first] = data[:first]
@@ -62,7 +62,7 @@ class Ring:
         return count
 
     def read(self) -> list[bytes]:
-        """The messages that have arrived as a whole."""
+        """Return the messages that have arrived completely."""
         count = self._numbers[0] - self._read
         if not count:
             return []
@@ -85,15 +85,16 @@ class Ring:
         return messages
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._numbers.release()
         self._bytes.release()
 
 
 class SharedMailbox:
-    """See Mailbox; made and closed by all ranks of a group on one host together.
+    """See Mailbox; all ranks of a group on one host make and close it together.
 
-    incoming, outgoing: the rings from and to other ranks, by rank.
+    incoming: the rings from other ranks, by rank.
+    outgoing: the rings to other ranks, by rank.
     """
 
     star = True
@@ -137,12 +138,12 @@ class SharedMailbox:
 
 
 def ring_bytes(size: int) -> int:
-    """Bytes of each ring among `size` ranks: 64 KiB, or less where all of them together come to more than 4 MiB."""
+    """Return the bytes of each ring among `size` ranks: 64 KiB, or less if all rings would exceed 4 MiB."""
     return max(_LINE * 16, min(2**16, 2**22 // (2 * size) // _LINE * _LINE))
 
 
 def open_shared_mailbox(group: Transport, directory: str) -> SharedMailbox:
-    """A mailbox of all ranks of a group on one host; collective. Raises SharedMemoryError if there is no memory."""
+    """Open a mailbox of all ranks of a group on one host; collective. Raises SharedMemoryError if memory is missing."""
     each = ring_bytes(group.size)
     segment = open_segment(group, [2 * (group.size - 1) * each] + [0] * (group.size - 1), directory)
     rings = {}

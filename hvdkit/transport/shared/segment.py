@@ -1,9 +1,9 @@
-"""Memory that all ranks of a host share: a file in /dev/shm, nameless as soon as everyone has mapped it.
+"""Memory that all ranks of a host share: a file in /dev/shm, which is unlinked as soon as all ranks have opened it.
 
-Ranks that are killed before that leave the name behind. The one that made it holds a lock on the file, which the system
-takes away when the process ends; so whoever makes the next one can tell, and removes it.
+If the ranks are killed before that, the file remains. Its creator holds a lock on the file, which the kernel releases
+when the process ends; so the next creator of a segment detects and removes abandoned files.
 
-Flags are numbers in it, with which ranks tell each other that something is done.
+Flags are numbers in shared memory by which ranks show each other their progress.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import broadcast_bytes, gather_ints
 
 _PREFIX = "hvdkit-"
-_YOUNG_S = 60.0  # a file of this age may have been made just now, and not been locked yet
+_YOUNG_S = 60.0  # a younger file may just have been made, and not be locked yet
 _WAY_ON = "or set HVDKIT_TRANSPORT=mpi to run without shared memory (slower)"
 
 
 class Segment:
-    """Shared memory of one host, mapped in every rank of a group; made by `open_segment`.
+    """Shared memory of one host, mapped in every rank of a group; open_segment() makes it.
 
-    memory: (nbytes,) uint8, the same bytes in all ranks. descriptor: its open file.
+    memory: (nbytes,) uint8, the same bytes in all ranks. descriptor: of the open file; -1 after close().
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
@@ -46,17 +46,17 @@ class Segment:
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
 
     def close(self) -> None:
-        """Let the memory go once no array looks at it any more; closing twice is harmless."""
+        """Release the memory as soon as no array uses it any more; may be called twice."""
         self._close_descriptor()
         self.descriptor = -1
-        # The mapping ends with the last view of it: gradients of the user's may still lie there.
+        # The mapping ends with the last view of it: the user's gradients may still use it.
         self.memory = np.empty(0, np.uint8)
 
 
 def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segment:
     """Make memory of sum(parts) bytes that all ranks of `group` share; collective.
 
-    parts: bytes for which each rank of the group asks the system (so that they lie near that rank's core).
+    parts: bytes that each rank of the group allocates (so that they are near that rank's core).
     Raises SharedMemoryError on every rank if there is too little of it, or if the ranks do not see the same directory.
     """
     total = sum(parts)
@@ -85,17 +85,17 @@ def open_segment(group: Transport, parts: Sequence[int], directory: str) -> Segm
             os.unlink(path)
     if any(failures):
         if descriptor >= 0:
-            os.ftruncate(descriptor, 0)  # what the others still hold of it must not count as taken below
+            os.ftruncate(descriptor, 0)  # so that _explain() counts it as free, even while others have the file open
             os.close(descriptor)
         raise SharedMemoryError(_explain(failures, total, directory))
     return Segment(descriptor, total)
 
 
 def remove_abandoned(directory: str) -> None:
-    """Remove what this user's killed ranks have left in a memory file system, where no others would find it."""
+    """Remove files that killed ranks of this user have left in a memory file system."""
     for name in os.listdir(directory):
         if name.startswith(_PREFIX):
-            with contextlib.suppress(OSError):  # somebody's own, in use, or gone by now
+            with contextlib.suppress(OSError):  # another user's, in use, or already removed
                 _remove_if_abandoned(os.path.join(directory, name))
 
 
@@ -135,7 +135,7 @@ _gate = threading.Lock()
 
 
 def _fence() -> None:
-    # A release followed by an acquire of the same lock keeps what was written before it from being seen after it.
+    # A release followed by an acquire of the same lock orders the writes before it before those after it.
     with _gate:
         pass
     with _gate:
@@ -143,7 +143,7 @@ def _fence() -> None:
 
 
 def _no_fence() -> None:
-    """x86 lets stores be seen in the order in which they were made."""
+    """Do nothing, because x86 makes stores visible in program order."""
 
 
 _ordered = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
@@ -151,7 +151,7 @@ order: Callable[[], None] = _no_fence if _ordered else _fence
 
 
 def flag_bytes(ranks: int, count: int) -> int:
-    """Bytes of shared memory for `count` flags of each of `ranks` ranks."""
+    """Return the bytes of shared memory for `count` flags of each of `ranks` ranks."""
     return ranks * _padded(count) * 8
 
 
@@ -172,12 +172,12 @@ class Flags:
         self._peers = [peer * stride for peer in range(ranks) if peer != rank]
 
     def show(self, index: int, generation: int) -> None:
-        """Tell the others that this rank has done `generation` of `index`, and all that it wrote before."""
+        """Show that this rank has done `generation` of `index`; its earlier writes are visible before the flag."""
         order()
         self._numbers[self._own + index] = generation
 
     def everyone(self, index: int, generation: int) -> bool:
-        """Have all others done `generation` of `index`?"""
+        """Return whether all other ranks have done `generation` of `index`."""
         numbers = self._numbers
         for start in self._peers:
             if numbers[start + index] < generation:
@@ -186,5 +186,5 @@ class Flags:
         return True
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._numbers.release()

@@ -1,4 +1,4 @@
-"""Collectives and mailboxes of one host in shared memory; all else by the transport underneath."""
+"""The transport with collectives and mailboxes in the shared memory of a host; the base transport does all else."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
 
 _STAGES = 2
-_MOST_GATHERED_BYTES = 4 * 2**20  # more than that MPI gathers with one copy where it may read a peer's memory
+_MOST_GATHERED_BYTES = 4 * 2**20  # above, the base gathers: MPI needs one copy only if it may read a peer's memory
 
 Opened = TypeVar("Opened", Slots, Stage, Exchange)
 
 
 class SharedMemoryTransport(Transport):
-    """Shared memory between the ranks of a host, over a transport that spans the same ranks.
+    """Uses shared memory between the ranks of a host, on top of a transport of all ranks of the group.
 
-    base: all ranks of the group; does what shared memory does not do faster. Closed with this one.
-    local: those of them on this host, whose memory is shared; `base` itself if that is all.
-    directory: a memory file system that these ranks share. small_bytes: below it an allreduce between hosts goes to
-    `base`. shards, open_crossing: see SharedBuckets; for more hosts than one. job_rank: see World, for messages.
-    members: the number in the world of each rank, where these are not all; liveness: of those on this host, part of the
-    world's.
+    base: transport of all ranks of the group; does operations for which shared memory is not faster; closed with this.
+    local: transport of the group's ranks on this host, which share memory; `base` itself if these are all.
+    host: name of this host, for messages.
+    directory: a memory file system that the ranks of this host share.
+    small_bytes: an allreduce between hosts of fewer bytes goes to `base`.
+    shards: see SharedBuckets; None for all ranks of one host.
+    open_crossing: makes the crossing of SharedBuckets; None on one host, and on ranks that reduce no shard.
+    job_rank: see World, for messages.
+    members: the world rank of each rank, if the group is not the whole world; else None.
+    liveness: of the group's ranks on this host, from the world's Liveness.of(); None for the whole world.
     """
 
     name = "shared_memory"
@@ -74,7 +78,7 @@ class SharedMemoryTransport(Transport):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What adds and casts."""
+        """Return the arithmetic, which adds and casts the numbers."""
         return self._base.arithmetic
 
     @arithmetic.setter
@@ -101,7 +105,7 @@ class SharedMemoryTransport(Transport):
             self._staging = self.open_buckets([BucketSpec("uint8", STAGE_BYTES)] * _STAGES)
         stages, arithmetic, before = self._staging, self.arithmetic, 1.0
         if self.between is not None and buffer.dtype in HALF and op == "sum" and 0.0 < scale < 1.0:
-            before = max(scale, 1 / self.local_ranks)  # a host's sum may be too large for 16 bits, its mean is not
+            before = max(scale, 1 / self.local_ranks)  # a host's sum may overflow 16 bits, its mean does not
         step = STAGE_BYTES // buffer.array.itemsize
         pieces = [buffer.slice(at, min(at + step, buffer.count)) for at in range(0, buffer.count, step)]
         for turn, piece in enumerate(pieces):
@@ -159,7 +163,7 @@ class SharedMemoryTransport(Transport):
         return self._opened_exchange
 
     def _open(self, kind: type[Opened]) -> Opened:
-        """Collective; so not by functools.cached_property, whose lock all transports share before Python 3.12."""
+        """Open memory; collective, so functools.cached_property, with one lock before Python 3.12, cannot be used."""
         memory = kind(self._base, self._directory, self._liveness.check)
         self._opened.append(memory)
         return memory
@@ -196,7 +200,7 @@ class SharedMemoryTransport(Transport):
         self._base.barrier()
 
     def begin_message(self, buffer: Buffer, peer: int, tag: int, *, sends: bool) -> Request:
-        """See Transport.begin_message. The base does not know whose process has ended, so this one looks after it."""
+        """See Transport.begin_message. The base cannot detect ended processes, so this transport checks them."""
         return self._watched(self._base.begin_message(buffer, peer, tag, sends=sends))
 
     def split(self, groups: Groups) -> Transport | None:
@@ -211,11 +215,11 @@ class SharedMemoryTransport(Transport):
         return base if base.size == 1 else self._above(base, ranks)
 
     def _above(self, base: Transport, ranks: Sequence[int]) -> Transport:
-        """A transport like this one, of these ranks. base: of the same ones."""
+        """Make a transport like this for some of its ranks. base: base transport of these ranks."""
         return SharedMemoryTransport(base, base, **self._options_of(ranks))
 
     def _options_of(self, group: Sequence[int]) -> dict[str, Any]:
-        """The arguments for the transport of some of these ranks."""
+        """Return the constructor's options for the transport of some of these ranks."""
         members = [self._members[rank] for rank in group]
         everyone = not self._is_part and members == list(range(self.size))
         return {
@@ -262,7 +266,7 @@ class SharedMemoryTransport(Transport):
         self._base.leave()
 
     def _all_close(self) -> bool:
-        """Wait until all ranks close, so that none takes an orderly end for a loss; False if one ended without that."""
+        """Wait until all ranks close, so that none takes an orderly end for a loss; False if one ended before that."""
         outer = watch_waits(None)
 
         def look() -> None:
