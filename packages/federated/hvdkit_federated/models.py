@@ -102,7 +102,7 @@ class ProximalTerm:
         return 0.5 * self.mu * sum(square(now - start) for now, start in pairs)
 
     def loss(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Make a loss for Keras: `loss(y_true, y_pred)` plus the penalty, for compile(), which each round must call anew.
+        """Make a loss for Keras: `loss(y_true, y_pred)` plus the penalty, for compile() in each round.
 
         A compiled step keeps the reference of its tracing.
         """
