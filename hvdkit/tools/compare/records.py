@@ -204,8 +204,7 @@ def _largest(ones: Arrays, others: Arrays, start: Arrays, rounding: float = 0.0)
     """Find the tensor with the largest distance, relative to its movement from its start (zero if it has none).
 
     The divisor is at least a tenth of the movement of all tensors: in small tensors, rounding at a kink of an
-    activation
-    is visible.
+    activation is visible.
     """
     moved = {name: _norm(value - start.get(name, np.zeros(1))) for name, value in others.items()}
     least = 0.1 * float(np.sqrt(sum(size**2 for size in moved.values()))) or 1e-30

@@ -111,8 +111,7 @@ def _is_sign_flip(differences: Sequence[Difference], many: RankRecord, one: Rank
 
     A ReLU's derivative jumps at zero, so rounding of the input decides. In the layer before the ReLU a few elements
     differ; the layers behind it have equal gradients. A wrong divisor, clipping or a lost sample change all elements of
-    a
-    layer, or all layers.
+    a layer, or all layers.
     """
     unequal = [each for each in differences if not each.equal]
     only = unequal[0] if len(unequal) == 1 else None

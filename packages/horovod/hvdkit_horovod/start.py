@@ -57,8 +57,7 @@ def open_horovod(
     framework: framework whose binding is needed; "" if any will do. part: the processes that form the world; None for
         all.
     Raises MissingDependencyError if Horovod or its binding is missing, WorldError if Horovod and the launcher disagree,
-    or
-    Horovod does not start.
+    or Horovod does not start.
     """
     world = read_world()
     binding = open_binding(framework)

@@ -117,8 +117,8 @@ def read_row(cells: Mapping[str, str], columns: Columns, gpu: Gpu, defaults: Map
     gpu: the GPU of the cluster.
     defaults: quantity to text, used if the column is missing or the cell empty.
     Without defaults: Megatron-LM's vocabulary, sequences of 2048, heads of 128, 8 GPUs a node, 1F1B, no ZeRO, no
-    sequence
-    parallelism; for a missing micro-batch or recomputation, the layouts with all values, from which the caller chooses.
+    sequence parallelism; for a missing micro-batch or recomputation, the layouts with all values, from which the caller
+    chooses.
     """
     texts = {
         **defaults,

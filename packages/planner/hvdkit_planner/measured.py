@@ -38,8 +38,7 @@ def measured_cpu(ranks: int) -> Gpu:
     """Measure a core of this machine while `ranks` processes compute, and return it as the "GPU" of a rank.
 
     Values are float32 there: twice the bytes that the formulas count, so rates are halved. With more ranks than cores,
-    each
-    rank has its share of a core.
+    each rank has its share of a core.
     """
     rates = _on_ranks(min(ranks, count_cores()), _measure_rates, ())
     flops, bandwidth = (min(rate[index] for rate in rates) / _sharing(ranks) for index in (0, 1))

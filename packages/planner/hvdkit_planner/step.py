@@ -315,8 +315,7 @@ def compute_step(model: Transformer, layout: Layout, cluster: Cluster, batch: in
 
 
 def _layer(model: Transformer, layout: Layout, cluster: Cluster, constants: Calibration) -> tuple[float, float]:
-    """Compute the seconds of a layer for a micro-batch, forward and backward: compute, and its tp ranks' collectives.
-    """
+    """Compute the seconds of a layer for a micro-batch, forward and backward: compute, and collectives of tp."""
     time = layer_time(model, layout, cluster.gpu, constants)
     # Forward 2 allreduces, backward 2, recomputation 2 more; with sequence parallelism each is a pair of half the
     # bytes.

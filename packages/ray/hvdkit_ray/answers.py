@@ -29,8 +29,7 @@ def find_lost_members(members: Sequence[Worker], settings: Settings) -> Lost:
     """Find members that block the job: each with the error to report.
 
     A member is lost if it has not answered for elastic_timeout, or if others wait for it in hvd.init() for timeout_s.
-    If
-    no other member waits, a function may run without hvd.init() without limit.
+    If no other member waits, a function may run without hvd.init() without limit.
     """
     limit_s, start_s = settings.elastic_timeout, settings.timeout_s
     running = [worker for worker in members if not worker.finished]

@@ -259,10 +259,8 @@ class ElasticRayExecutor:
     """An elastic job on Ray: `executor.start()`, then `executor.run(fn)` with a function that uses hvd.elastic.run.
 
     If an actor or a node dies, the other ranks continue from the last commit, in the same processes. The executor
-    requests
-    actors from Ray up to the largest number all the time; when Ray has room for one, the training takes it in at its
-    next
-    commit. Names and arguments are Horovod's.
+    requests actors from Ray up to the largest number all the time; when Ray has room for one, the training takes it in
+    at its next commit. Names and arguments are Horovod's.
 
     settings: from create_settings(); None for the defaults
     use_gpu, cpus_per_slot, gpus_per_slot: resources of each rank
@@ -330,8 +328,7 @@ class ElasticRayExecutor:
         All workers are ended then, and start() may be called again.
         callbacks: refused, see the error.
         Raises LaunchTimeoutError if too few workers start in time, RankLostError if too few are left, if no worker is
-        left
-        that has the last commit or if the reset limit is reached, and what the function raises on a rank.
+        left that has the last commit or if the reset limit is reached, and what the function raises on a rank.
         """
         return self._executor.run(worker_fn, callbacks=callbacks)
 

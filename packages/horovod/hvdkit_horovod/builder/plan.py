@@ -191,8 +191,7 @@ def _run_paths(site: Site) -> Iterator[str]:
     """Yield linker options for an MPI inside this environment, relative to the folder of Horovod's libraries.
 
     CMake sets its path as well, but an absolute one, which is wrong in every other environment. The frameworks'
-    libraries
-    are in memory before Horovod's are loaded.
+    libraries are in memory before Horovod's are loaded.
     """
     if site.mpi is None or not Path(site.packages_folder).is_relative_to(site.prefix):
         return
