@@ -107,7 +107,7 @@ def _conv(channels: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Mod
 
 
 class Transformer(nn.Module):
-    """GPT-2 small (124 million parameters; the word embedding is the last layer too), or a smaller one of its form."""
+    """GPT-2 small (124 million parameters; the word embedding is the last layer too), or a smaller model."""
 
     def __init__(
         self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50257, tokens: int = 1024

@@ -12,7 +12,7 @@ from hvdkit.launch.plan.network import InterfaceAddress
 
 T = TypeVar("T")
 
-#: Stands for an unlimited resource.
+#: The value of an unlimited resource.
 UNLIMITED = -1
 
 
@@ -122,7 +122,16 @@ class Port:
 class MachineFacts:
     """The machine.
 
-    trial: with the mpirun on PATH. srun: with srun, in an allocation. prefix_filesystem: of Python's prefix.
+    network: its addresses.
+    limits: soft limits of this process.
+    cpu: its cores.
+    shared: the folder for node-shared memory.
+    clock: its clock.
+    fabrics: its fast networks.
+    trial: two ranks, started with the mpirun on PATH.
+    srun: two ranks, started with srun in an allocation.
+    port: the port of MASTER_PORT.
+    prefix_filesystem: type of the file system of Python's prefix.
     """
 
     network: HostNetwork = HostNetwork()

@@ -79,7 +79,14 @@ class Login:
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of the small job. cores: number that it may use. visible: its CUDA_VISIBLE_DEVICES, None if not set."""
+    """A rank of the small job.
+
+    rank: its number.
+    host: its host.
+    size: size of its world.
+    cores: number of cores that it may use.
+    visible: its CUDA_VISIBLE_DEVICES, None if not set.
+    """
 
     rank: int
     host: str

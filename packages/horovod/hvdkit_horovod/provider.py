@@ -66,5 +66,8 @@ class HorovodProvider(EngineProvider):
         return int(self.binding.basics.nccl_built())
 
     def set_world_number(self, number: int) -> None:
-        """See EngineProvider. Horovod may hold operations of a failed world, and refuses new ones of the same name."""
+        """See EngineProvider.
+
+        Horovod may hold operations of a failed world, and refuses new operations of the same name.
+        """
         self.binding.prefix = f"world{number}." if number else ""

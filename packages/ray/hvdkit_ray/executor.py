@@ -33,11 +33,11 @@ class RayExecutor:
     settings: from create_settings(); None for the defaults
     num_workers: number of ranks, on as few nodes as possible
     num_hosts: number of nodes; with num_workers_per_host, in place of num_workers
+    num_workers_per_host: number of ranks on each of num_hosts nodes
     cpus_per_worker: CPUs of each rank
     use_gpu: give each rank a GPU
-    gpus_per_worker: GPUs of each rank, with use_gpu only; on a node the GPU of a rank is the one with the number of
+    gpus_per_worker: GPUs of each rank, with use_gpu only; on a node a rank uses the GPU whose number is
         hvd.local_rank()
-    num_workers_per_host: number of ranks on each of num_hosts nodes
     use_current_placement_group: inside an actor or task that has a placement group (Ray Tune, Ray Train), use that
     min_workers, max_workers, reset_limit, elastic_timeout: an elastic job, see ElasticRayExecutor; num_workers and
         num_hosts are left out then
@@ -349,7 +349,8 @@ def run(
     """Call fn(*args, **kwargs) on each of `num_workers` ranks and return the results, by rank.
 
     For a script or notebook that uses Ray, or a job of `ray job submit`. Connects to Ray if nothing has yet: to the
-    cluster of RAY_ADDRESS, or to a new one on this machine. Workers and placement group are gone when it returns.
+    cluster of RAY_ADDRESS, or to a new cluster on this machine. Workers and placement group are removed before it
+    returns.
 
     fn: the function; it calls hvd.init()
     args, kwargs: its arguments

@@ -31,7 +31,7 @@ class Reservation:
                 groups.remove_placement_group(self.group)
 
     def describe(self, worker: int) -> str:
-        """Name a worker with its bundle, and say whether the bundle is on no node."""
+        """Name a worker with its bundle, with a note if the bundle is on no node."""
         bundle = self.bundles[worker]
         if bundle < 0:
             return f"worker {worker} (any bundle)"

@@ -39,7 +39,9 @@ class Settings:
 class Demand:
     """The requested workers.
 
-    cpus, gpus: of each one. hosts: number of hosts, with equally many workers each; 0 for any.
+    workers: number of workers.
+    cpus, gpus: of each worker.
+    hosts: number of hosts, with equally many workers each; 0 for any.
     """
 
     workers: int

@@ -75,7 +75,12 @@ def run(
 class Job:
     """The arguments of run() and run_elastic().
 
-    function: pickled, with its arguments. start_s: start_timeout of run().
+    context: the active SparkContext.
+    function: the function, pickled, with its arguments.
+    env: variables of the ranks.
+    start_s: start_timeout of run().
+    executable: the Python of the ranks.
+    output: the streams for lines of the ranks.
     """
 
     context: Any

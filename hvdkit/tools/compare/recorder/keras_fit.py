@@ -80,7 +80,7 @@ def install(session: Session) -> Patches:
     patches, numbers = Patches(), count()
     fit, make = keras.Model.fit, EpochIterator.__init__
     make_list, signature = keras.callbacks.CallbackList.__init__, inspect.signature(make)
-    # The recorders of the fit() that will next make its data adapter, and of the one that will next make its callbacks.
+    # Recorders: of the fit() that makes its data adapter next, and of the fit() that makes its callbacks next.
     begun: _Recorder | None = None
     adapted: _Recorder | None = None
 

@@ -62,7 +62,7 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
     }
     for name, facts in survey.answering.items():
         listed = name.rpartition("@")[2]
-        alone = len(listed_names[facts.host]) == 1  # else there is a worse finding
+        alone = len(listed_names[facts.host]) == 1  # else another check has a worse finding
         if alone and listed != "localhost" and not _is_address(listed) and _short(facts.host) != _short(listed):
             yield Finding.note(
                 "hostname-differs",
@@ -173,7 +173,7 @@ def check_answers(survey: Survey) -> Iterator[Finding]:
     failing = [
         login
         for login in survey.logins
-        # If the name or the connection is wrong, there is another finding, and ssh cannot work.
+        # If the name or the connection is wrong, another check reports it, and ssh cannot work.
         if login.failure is not None and login.target not in silent and (login.source, login.target) not in lost
     ]
     causes: dict[str, list[tuple[str, str]]] = defaultdict(list)

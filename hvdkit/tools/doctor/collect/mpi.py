@@ -126,7 +126,7 @@ def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
 def _options(kind: str) -> list[str]:
     if kind != "open_mpi":
         return []
-    # More ranks than cores are no fault here, and binding two ranks is not what is asked about.
+    # More ranks than cores are no fault here, and this trial does not check the binding of ranks.
     options = ["--bind-to", "none", "--oversubscribe"]
     return ["--allow-run-as-root", *options] if os.geteuid() == 0 else options
 

@@ -111,7 +111,7 @@ def open_cache(chosen: str, environ: Mapping[str, str]) -> Cache:
     """Open the chosen folder, or the default: $XDG_CACHE_HOME/hvdkit, ~/.cache/hvdkit without it."""
     if chosen:
         return Cache(Path(chosen).absolute())
-    base = environ.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative path
+    base = environ.get("XDG_CACHE_HOME", "")  # its specification excludes relative paths
     return Cache((Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hvdkit" / "horovod")
 
 

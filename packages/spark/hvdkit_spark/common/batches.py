@@ -23,8 +23,10 @@ class Piece(NamedTuple):
 def plan_pieces(rows: Sequence[int], rank: int, size: int, *, evaluation: bool) -> list[Piece]:
     """Divide row groups among ranks; a group at a boundary is read by both of its ranks.
 
-    rows: of each group. Every rank gets the same number of rows; if size does not divide the number of rows, the last
-        rank repeats the first rows of all. evaluation: no row is repeated, and ranks differ by at most one row.
+    rows: number of rows of each group.
+    rank, size: this rank and the number of ranks.
+    evaluation: if False, every rank gets the same number of rows; if size does not divide the number of rows, the last
+        rank repeats the first rows of all. If True, no row is repeated, and ranks differ by at most one row.
     """
     total = sum(rows)
     if evaluation:

@@ -33,7 +33,10 @@ class Means:
 class Loss:
     """The weighted sum of the losses of all outputs.
 
-    losses: one, or one for each output. weights: of the losses. weighted: does each row have a weight?
+    losses: one loss, or one for each output.
+    weights: weights of the losses; None for 1.
+    metrics: metrics of each batch.
+    weighted: does each row have a weight?
     """
 
     def __init__(
