@@ -56,7 +56,7 @@ class HvdrunOption:
 
 
 def add_hvdrun_options(parser: argparse.ArgumentParser, *, shown: Collection[str] = ()) -> None:
-    """Add those of hvdrun's options to the parser that it lacks; their values are in `hvdrun`, as HvdrunOptions.
+    """Add hvdrun's options to the parser, except names that it has; they are in `hvdrun`, as HvdrunOptions.
 
     shown: names of values, beside the usual ones, whose options the help shows.
     """

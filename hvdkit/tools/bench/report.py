@@ -281,7 +281,7 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """By how many percent it takes longer now; negative if it is faster."""
+        """The increase of the time in percent; negative if it is faster."""
         return 100 * (self.now_s / self.before_s - 1)
 
     @property

@@ -324,7 +324,7 @@ class HostFacts:
 
 
 def decode(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a dataclass from decoded JSON; unknown fields are ignored, missing ones get their defaults."""
+    """Build a dataclass from decoded JSON; unknown fields are ignored, missing fields get their defaults."""
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: _build_field(hints[name], value) for name, value in data.items() if name in known})

@@ -128,7 +128,7 @@ class Allreduce:
 class Survey:
     """The whole survey.
 
-    here: the facts of this host, which need not be one of the job's.
+    here: the facts of the host that runs doctor, which need not be one of the job's.
     hosts: the hosts of the job.
     via: "ssh" or "srun".
     ssh_options: -p and -i with their values, if they were given.

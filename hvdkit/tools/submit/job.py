@@ -39,7 +39,7 @@ class Warning:
 class BatchJob:
     """A batch job: its command, resources and time limit.
 
-    command: the command of hvdrun.
+    command: the command that hvdrun runs.
     nodes: number of nodes.
     tasks_per_node: number of ranks on each node.
     seconds: the time limit.

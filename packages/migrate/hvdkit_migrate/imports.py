@@ -41,7 +41,7 @@ def _is_import(statement: cst.CSTNode) -> bool:
 
 
 def begin(draft: Draft, module: str, *, after_init: list[str]) -> None:
-    """Add the import and hvd.init(), before the first use by other changes or at the begin of the script.
+    """Add the import and hvd.init(), before the first use by other changes or at the beginning of the script.
 
     after_init: lines to add directly after hvd.init().
     """

@@ -44,7 +44,7 @@ class Plan:
     after: str
 
     def of(self, kind: str) -> list[Finding]:
-        """The findings of a kind."""
+        """Select the findings of a kind."""
         return [one for one in self.findings if one.kind == kind]
 
 

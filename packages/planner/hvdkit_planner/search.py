@@ -98,7 +98,7 @@ def explain_refusal(job: Job, plans: Plans) -> str:
 
 
 def _order(candidate: Candidate) -> tuple[float, int, int, float]:
-    """By time to a thousandth; then the least of ZeRO and recomputation, then memory."""
+    """Make the sort key: time to three digits, then the least ZeRO stage and chunks, then memory."""
     layout = candidate.layout
     return (float(f"{candidate.time.total:.3g}"), layout.zero, layout.chunks, candidate.memory.total)
 

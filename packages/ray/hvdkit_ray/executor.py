@@ -196,7 +196,7 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """As run(), but return Ray's references at once, by rank; `ray.get()` waits for them.
+        """Start run(), and return Ray's references at once, by rank; `ray.get()` waits for them.
 
         Nothing monitors the ranks meanwhile: if one dies, call shutdown(). Not in an elastic job.
         """

@@ -72,7 +72,7 @@ class Demand:
         return min(int(resources.get(name, 0) / need + _ROUNDING) for name, need in self.worker.items())
 
     def place(self, worker: int) -> int:
-        """The index of a worker's bundle."""
+        """Return the index of a worker's bundle."""
         return worker * len(self.bundles) // self.workers
 
 

@@ -50,7 +50,7 @@ class Signs:
         self._last: dict[int, tuple[bytes | None, float]] = {}
 
     def key(self, worker: int) -> str:
-        """The key of a worker."""
+        """Return the key of a worker."""
         return f"{self._prefix}-{worker}"
 
     def begin(self) -> None:

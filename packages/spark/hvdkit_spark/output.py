@@ -128,7 +128,7 @@ def _resolve(host: str) -> str:
     try:
         address = socket.gethostbyname(host)
     except OSError:
-        return "0.0.0.0"  # of what stands before this machine
+        return "0.0.0.0"  # of a gateway in front of this machine
     # Debian gives a host 127.0.1.1 for its own name, and other hosts another address.
     named = is_loopback(address) and host not in ("localhost", address)
     return "0.0.0.0" if named else address

@@ -65,7 +65,7 @@ class Context(Protocol):
     """The methods of pyspark's BarrierTaskContext that a rank needs."""
 
     def partitionId(self) -> int:
-        """The number of the task."""
+        """Return the number of the task."""
 
     def allGather(self, message: str = "") -> list[str]:
         """Exchange messages; returns those of all tasks, by number. Every task calls it."""

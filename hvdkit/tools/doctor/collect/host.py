@@ -60,7 +60,7 @@ def parse_quota(text: str) -> float:
 
 
 def read_clock() -> Clock:
-    """Read the clock, and the time at which hvdkit's own files were written."""
+    """Read the clock, and the time at which the newest of hvdkit's own files was written."""
     newest = 0.0
     for path in Path(hvdkit.__file__).parent.glob("*.py"):
         with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def _find_leftovers(folder: str) -> Iterator[Leftover]:
         return
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # its files cannot be read
+        with contextlib.suppress(OSError):  # the files of that process cannot be listed
             used |= list_open_files(process.name)
     for path, info in candidates.items():
         age = time.time() - max(info.st_mtime, info.st_ctime)

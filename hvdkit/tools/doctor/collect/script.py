@@ -22,9 +22,10 @@ _DISTRIBUTED_NAMES = {"MultiWorkerMirroredStrategy", "DistributedDataParallel", 
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """Facts about a script; problem: why it could not be read; the other fields are then empty.
+    """Facts about a training script.
 
     path: its path.
+    problem: why it could not be read; the fields below are then empty. "" if it could be read.
     distributed: the name in it that makes processes train together, "" for none.
     backend_mpi: line that requests torch's backend mpi; 0 for none.
     visible_late: line that sets CUDA_VISIBLE_DEVICES too late; 0 for none.

@@ -86,11 +86,11 @@ class Cache:
         return self.home / "source" / f"horovod-{HOROVOD}.tar.gz"
 
     def folder(self, plan: Plan) -> Path:
-        """The folder for the wheel of this plan, and for a list of everything it depends on."""
+        """Return the folder for the wheel of this plan, and for a list of everything it depends on."""
         return self.home / "wheels" / plan.key
 
     def log(self, plan: Plan) -> Path:
-        """The file for the output of the build."""
+        """Return the file for the output of the build."""
         return self.home / "logs" / f"{plan.key}.log"
 
     def find_wheel(self, plan: Plan) -> Path | None:

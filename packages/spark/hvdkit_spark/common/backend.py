@@ -22,7 +22,7 @@ class Backend(Protocol):
         """Run the function on the ranks and return the results, by rank."""
 
     def num_processes(self) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
 
 
 class SparkBackend:

@@ -85,7 +85,7 @@ class Batches:
         self._cache: dict[Piece, Arrays] | None = {} if cache else None
 
     def __len__(self) -> int:
-        """Number of batches in an epoch; the last batch may be smaller."""
+        """Return the number of batches in an epoch; the last batch may be smaller."""
         return -(-self.rows // self._batch_size)
 
     def epoch(self, number: int, steps: int | None = None) -> Iterator[Arrays]:

@@ -81,15 +81,15 @@ class Store:
         return self._save_runs
 
     def get_runs_path(self) -> str:
-        """The folder of all runs."""
+        """Return the folder of all runs."""
         return self._runs_path
 
     def get_run_path(self, run_id: str) -> str:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return f"{self._runs_path}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str:
-        """The folder of a run's checkpoints."""
+        """Return the folder of a run's checkpoints."""
         return f"{self.get_run_path(run_id)}/checkpoint"
 
     def get_logs_path(self, run_id: str) -> str:
