@@ -134,9 +134,8 @@ class Binding(ABC):
     def numbers_of(self, buffer: Buffer, shape: Sequence[int], kind: str) -> Any:
         """Return the buffer's memory in that shape, for an operation of this kind, in a dtype that Horovod knows.
 
-        For operations that only move data, other dtypes become integers of their width, and complex128 pairs: (*shape,
-        2).
-        Raises as check_reduced() does.
+        If the operation only moves data, an unknown dtype becomes integers of its width; complex128 becomes pairs,
+        (*shape, 2). Raises as check_reduced() does.
         """
         if kind in REDUCTIONS:
             self.check_reduced(kind, buffer.dtype)

@@ -23,7 +23,7 @@ from horovod.tensorflow import mpi_ops
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError
 from hvdkit_horovod.binding import IN_PLACE, REDUCTIONS, Binding, Call, Request
 
-_MANY_THREADS = 100_000  # ranks may have many operations under way, in any order: none may wait for another
+_MANY_THREADS = 100_000  # ranks may have any number of operations under way, in any order: none may wait for another
 
 
 class TensorflowBinding(Binding):

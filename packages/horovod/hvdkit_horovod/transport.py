@@ -50,6 +50,7 @@ class HorovodTransport(Transport):
     sets: the process sets of Horovod.
     ranks: ranks of this set, in the world; this process is one of them.
     this_rank: this process's rank in the world.
+    process_set: Horovod's object.
     Operations run in the order of their names, so threads whose operations have different orders on different ranks get
     names of their own by within().
     """
