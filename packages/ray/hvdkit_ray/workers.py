@@ -1,4 +1,4 @@
-"""Actors as ranks: they are started, connected and ended together."""
+"""Actors as ranks: starts, connects and ends them together, and decides what the end of one means for the others."""
 
 from __future__ import annotations
 

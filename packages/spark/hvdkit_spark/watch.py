@@ -19,7 +19,10 @@ class Watch:
         self._failed: float | None = None
 
     def judge(self, now: float, active: int, failed: bool) -> Verdict | None:
-        """Return the reason to end the job now; None if it is to continue."""
+        """Return the reason to end the job now; None if it is to continue.
+
+        active: number of running tasks. failed: has a rank reported a failure?
+        """
         if active >= self._ranks:
             self._started = True
         if failed:
