@@ -55,14 +55,14 @@ def describe_loopback(driver: str, master: str) -> str:
 def wait_for_slots(
     count: Callable[[], int], least: int, wanted: int, timeout_s: float, settle_s: float = 0.0, unreachable: str = ""
 ) -> int:
-    """Wait until there are slots for `wanted` ranks, or for at least `least` ranks after settle_s.
+    """Wait for slots for `wanted` ranks, or after a time for at least `least` ranks.
 
     count: function that counts the slots of this moment.
-    least: number of ranks that is enough after settle_s.
+    least: number of ranks that is enough after that time.
     wanted: number of ranks.
     timeout_s: limit of the wait in seconds.
-    settle_s: seconds to wait for more slots than `least`.
-    unreachable: see describe_loopback(); if not "", the wait is 30 s at most, or settle_s if that is longer.
+    settle_s: that time in seconds.
+    unreachable: see describe_loopback(); if not "", the whole wait is 30 s at most, or that time if it is longer.
     Returns the number of ranks. Raises LaunchTimeoutError after timeout_s.
     """
     began, told = time.monotonic(), False

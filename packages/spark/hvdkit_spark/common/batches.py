@@ -58,7 +58,7 @@ class Batches:
     store, data: the Parquet files and their row groups.
     batch_size: rows of a batch.
     rank, size: this rank and the number of ranks.
-    evaluation: see plan_pieces().
+    evaluation: if True, no row is repeated to give all ranks the same number.
     seed: seed of the order of rows, which changes with the epoch; None leaves the order as it is.
     buffer_rows: number of rows that are read before they are shuffled.
     cache: keep in memory what was read?
