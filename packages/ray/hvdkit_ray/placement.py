@@ -18,7 +18,7 @@ groups = optional_import("ray.util.placement_group")
 
 @dataclass(frozen=True)
 class Reservation:
-    """The placement group of the workers. bundles: of each worker; -1 for any. owned: was the group made here?"""
+    """The placement group of the workers. bundles: index for each worker; -1 for any. owned: was it made here?"""
 
     group: Any
     bundles: tuple[int, ...]

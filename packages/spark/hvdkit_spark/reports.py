@@ -11,7 +11,7 @@ from hvdkit.errors import HorovodInternalError
 
 Status = Literal["returned", "raised", "lost a rank", "died", "not started", "executor lost"]
 
-#: The status that failed first is the cause: a rank that has lost another one only follows.
+#: Statuses by how well they explain the others, the best first: a rank that has lost another rank only follows.
 _CAUSES: tuple[Status, ...] = ("not started", "raised", "died", "lost a rank", "executor lost")
 
 
