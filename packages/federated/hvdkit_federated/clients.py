@@ -80,7 +80,7 @@ class Outcome:
 def train_client(train: Train, client: int, weights: Arrays, timeout_s: float | None) -> Outcome:
     """Train a client, and check its result.
 
-    An exception of the script loses the client; one of hvdkit, such as that of set_weights(), is reported as `wrong`.
+    If the script raises an exception, the client is lost; an error of hvdkit, as of set_weights(), is a wrong result.
     Raises HorovodInternalError, such as the loss of a rank.
     """
     start = time.monotonic()

@@ -35,8 +35,7 @@ def get_weights(model: Any) -> list[NDArray[Any]]:
     """Return copies of the weights, in the model's order.
 
     model: a torch module, of which the parameters and buffers of floating-point numbers are used (a counter of batches
-        is
-    not); or a Keras model with float variables.
+        is not); or a Keras model with float variables.
     Raises FederatedError for another object, and for a bfloat16 tensor of torch, which numpy does not have.
     """
     if not _is_torch(model, "get_weights()"):

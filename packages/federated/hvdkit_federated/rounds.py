@@ -91,10 +91,9 @@ class Federation:
     def round(self, weights: Sequence[NDArray[Any]], train: Train) -> Round:
         """Do a round; collective.
 
-        weights: the same on all ranks. train: called as train(client, weights) for each drawn client of this rank;
-            returns
-        the client's new weights and its number of samples. If it raises an exception, the client is left out of the
-        round.
+        weights: the same on all ranks.
+        train: called as train(client, weights) for each drawn client of this rank; returns the client's new weights and
+            its number of samples. If it raises an exception, the client is left out of the round.
         Raises FederatedError on all ranks, with nothing changed, for weights or options that differ between ranks,
         updates that are not numbers of the right shapes, and too few clients; HorovodInternalError if a rank is lost.
         """

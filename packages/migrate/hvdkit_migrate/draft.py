@@ -52,7 +52,7 @@ class Draft:
         self._add("change", node, what, "", edits)
 
     def breaks(self, node: cst.CSTNode, what: str, write: str) -> None:
-        """Add a problem to fix by hand, without which the script fails or trains wrongly."""
+        """Add a problem to fix by hand, because of which the script fails or trains wrongly."""
         self._add("break", node, what, write)
 
     def better(self, node: cst.CSTNode, what: str, write: str) -> None:
