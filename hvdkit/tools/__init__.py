@@ -1,1 +1,1 @@
-"""Tools that a person runs beside training: building, looking, measuring."""
+"""Tools that a user runs beside training: they build, examine and measure."""

@@ -21,12 +21,12 @@ svg { height: auto; max-width: 100%; }
 """
 
 
-#: Of files that a figure can be drawn into.
+#: Suffixes of files for figures.
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def check_plot(option: str, path: Path) -> None:
-    """Raise HvdkitError or MissingDependencyError, before anything is computed, if a figure cannot be drawn."""
+    """Raise HvdkitError or MissingDependencyError, before any computation, if a figure cannot be drawn."""
     if path.suffix not in SUFFIXES:
         raise HvdkitError(f"{option} {path}: the suffix chooses the format. Use {', '.join(SUFFIXES)}.")
     new_figure(option, 1, 1)
@@ -41,7 +41,7 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def new_figure(option: str, width: float, height: float) -> Any:
-    """Make an empty figure. option: what asks for it, for the error. width, height: inches.
+    """Make an empty figure. option: the option for the figure, for errors. width, height: inches.
 
     Raises MissingDependencyError without matplotlib.
     """
@@ -57,7 +57,7 @@ def new_figure(option: str, width: float, height: float) -> Any:
 def draw_bars(
     axis: Any, bars: Mapping[str, Mapping[str, float]], *, title: str = "", show: Callable[[float], str] = "{:g}".format
 ) -> None:
-    """Draw horizontal bars, each with its sum written at its end. bars: the row's name to its parts, name to size."""
+    """Draw horizontal bars, each with its sum written at its end. bars: row name -> segment name -> size."""
     rows = list(bars)
     ends = dict.fromkeys(rows, 0.0)
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
@@ -75,7 +75,7 @@ def draw_bars(
 
 
 def draw_lines(axis: Any, lines: Mapping[str, Sequence[tuple[float, float]]], *, dashed: Sequence[str] = ()) -> None:
-    """Draw named lines through points (x, y). dashed: names of those that are drawn so."""
+    """Draw named lines through points (x, y). dashed: names of the dashed lines."""
     for name, points in lines.items():
         axis.plot(
             [x for x, _ in points],
@@ -89,7 +89,7 @@ def draw_lines(axis: Any, lines: Mapping[str, Sequence[tuple[float, float]]], *,
 
 
 def label_log_axis(axis: Any, values: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> None:
-    """Make x logarithmic, with a tick at each of the values and nowhere else."""
+    """Make x logarithmic, with ticks only at the values."""
     axis.set_xscale("log")
     axis.set_xticks(values, [show(value) for value in values])
     axis.minorticks_off()
@@ -103,7 +103,7 @@ def embed(figure: Any) -> str:
 
 
 def build_page(title: str, parts: Sequence[str]) -> str:
-    """Build a whole HTML page. parts: HTML, one below the other."""
+    """Build a complete HTML page. parts: HTML, from top to bottom."""
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         f"<style>\n{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n{chr(10).join(parts)}\n</body>\n</html>\n"

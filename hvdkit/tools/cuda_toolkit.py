@@ -1,4 +1,4 @@
-"""Find a CUDA toolkit and NCCL, and what a build with them misses."""
+"""Finds a CUDA toolkit and NCCL, and problems of a build with them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hvdkit.tools.installed import Frameworks, find_package, parse_numbers
 
-#: torch loads the NCCL of its wheel, so that goes before the system's: two NCCLs in a process conflict.
+#: torch loads the NCCL of its wheel, so that comes before the system's: two NCCLs in a process conflict.
 NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _LIBRARIES = ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
-#: Packages that bring a CUDA toolkit of some version 13, and the folder in which they put it together.
+#: Packages that contain a CUDA toolkit of some version 13, and the folder in which they assemble it.
 CUDA_WHEELS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 _CUDA_WHEELS_HOME = "nvidia/cu13"
 _CUDA_HEADERS = ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include")
@@ -24,9 +24,9 @@ _NCCL_VERSION = re.compile(r"^#define\s+NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", re.
 
 @dataclass(frozen=True)
 class Nccl:
-    """Where NCCL is. library: the file to link; libnccl.so.2 in the wheel, which has no libnccl.so.
+    """An NCCL. library: the file to link; libnccl.so.2 in the wheel, which has no libnccl.so.
 
-    version: of its header, "" if that does not tell.
+    version: from its header, "" if the header has none.
     """
 
     include: str
@@ -36,10 +36,14 @@ class Nccl:
 
 @dataclass(frozen=True)
 class GpuTools:
-    """What was found; "" and None if nothing was.
+    """The CUDA toolkit and NCCL that were found; "" and None for those not found.
 
-    looked, looked_for_cuda: the folders that were searched for NCCL and for CUDA.
-    cuda_version: of its header, as "13.0". cuda_runtime: libcudart.so.N of wheels, which have no libcudart.so.
+    cuda_home: folder of the toolkit.
+    nccl: the NCCL.
+    looked: folders that were searched for NCCL.
+    cuda_version: version in the toolkit's header, for example "13.0".
+    cuda_runtime: libcudart.so.N of wheels, which have no libcudart.so.
+    looked_for_cuda: folders that were searched for CUDA.
     """
 
     cuda_home: str = ""
@@ -51,7 +55,7 @@ class GpuTools:
 
 
 def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
-    """Search where NVIDIA, distributions and wheels put a CUDA toolkit and NCCL.
+    """Search the folders of NVIDIA, distributions and wheels for a CUDA toolkit and NCCL.
 
     nccl_home: the one folder to search for NCCL; "" for all.
     """
@@ -77,7 +81,7 @@ def find_gpu_tools(environ: Mapping[str, str], nccl_home: str) -> GpuTools:
 
 
 def find_lacks(frameworks: Frameworks, tools: GpuTools, *, nccl: bool) -> Iterator[tuple[str, str]]:
-    """Find what a build for GPUs misses, or what does not fit: what was found in its place, and how to install it."""
+    """Find missing or unsuitable components of a build for GPUs: the problem, what was found, and how to install it."""
     wanted = frameworks.torch_cuda
     if frameworks.torch and not wanted:
         yield (
@@ -111,14 +115,14 @@ def _find_header(home: Path, name: str) -> Path | None:
 
 
 def _read_cuda_version(home: Path) -> str:
-    """Read "13.0" from the header that has 13000; "" if there is none."""
+    """Read "13.0" from the header that has 13000; "" without a header."""
     header = _find_header(home, "cuda_runtime_api.h")
     found = _CUDART_VERSION.search(header.read_text(errors="replace")) if header is not None else None
     return f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else ""
 
 
 def _find_unlinked_runtime(home: Path) -> str:
-    """Find libcudart.so.N in lib where there is no libcudart.so, as wheels have it; "" elsewhere."""
+    """Find libcudart.so.N in a lib folder without libcudart.so, as in wheels; "" in other folders."""
     if any((home / folder / "libcudart.so").exists() for folder in (*_LIBRARIES, "targets/x86_64-linux/lib")):
         return ""
     return next(map(str, sorted((home / "lib").glob("libcudart.so.*"))), "")

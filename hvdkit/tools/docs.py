@@ -1,4 +1,4 @@
-"""hvdkit docs: lists the pages of the documentation, searches them, and prints one."""
+"""hvdkit docs: lists the pages of the documentation, searches them, and prints a page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the pages, print one, or print the lines with a text; returns the exit code, 1 if no line has it."""
+    """List the pages, print a page, or print the lines with a text; returns the exit code, 1 if no line has it."""
     pages = find_pages()
     if options.search is not None:
         chosen = pages if options.page is None else {name: pages[name] for name in [choose(pages, options.page)]}
@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_pages() -> dict[str, Path]:
-    """Find the pages, by name: those of the installed package, or of the checkout that hvdkit is imported from.
+    """Find the pages, by name: those of the installed package, or of the checkout that contains hvdkit.
 
-    Raises HvdkitError if there are none.
+    Raises HvdkitError if it finds none.
     """
     package = Path(hvdkit.__file__).parent
     folders = (package / "documents", package.parent / "docs")
@@ -68,13 +68,13 @@ def find_pages() -> dict[str, Path]:
 
 
 def title_of(page: Path) -> str:
-    """The first heading of a page, without marks of code; "" without a heading."""
+    """Return the first heading of a page, without code marks; "" without a heading."""
     found = _HEADING.search(page.read_text(encoding="utf-8"))
     return found[1].replace("`", "") if found else ""
 
 
 def choose(pages: Mapping[str, Path], name: str) -> str:
-    """The page that has this name, or alone has it as its last part; raises HvdkitError with the nearest names."""
+    """Choose the page with this name, or the only one that ends with it; raises HvdkitError with the nearest names."""
     wanted = name.removeprefix("docs/").removesuffix(".md")
     ends = [page for page in pages if page == wanted or page.endswith(f"/{wanted}")]
     if wanted in pages or len(ends) == 1:
@@ -86,7 +86,7 @@ def choose(pages: Mapping[str, Path], name: str) -> str:
 
 
 def find_lines(pages: Mapping[str, Path], text: str) -> list[str]:
-    """The lines that contain a text, in any case, as "PAGE: LINE"."""
+    """Find the lines that contain a text, in any case, as "PAGE: LINE"."""
     return [
         f"{name}: {line.strip()}"
         for name, page in pages.items()

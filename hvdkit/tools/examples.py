@@ -29,7 +29,7 @@ examples:
 
 @dataclass(frozen=True)
 class Example:
-    """A script of the gallery: its name without `.py`, the first sentence of its docstring, and its file."""
+    """A script of the gallery. name: without `.py`. summary: the first sentence of its docstring. path: its file."""
 
     name: str
     summary: str
@@ -49,7 +49,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the gallery, or write or print one script; returns the exit code."""
+    """List the gallery, or write or print a script; returns the exit code."""
     gallery = find_gallery()
     if options.name is None:
         if options.show:
@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_gallery() -> list[Example]:
-    """Find the examples: in the installed package, or in the checkout that hvdkit is imported from.
+    """Find the examples: in the installed package, or in the checkout that contains hvdkit.
 
-    Raises HvdkitError if there are none.
+    Raises HvdkitError if it finds none.
     """
     package = Path(hvdkit.__file__).parent
     folders = (package / "examples", package.parent / "examples")
@@ -93,20 +93,20 @@ def find_gallery() -> list[Example]:
 
 
 def summary_of(script: Path) -> str:
-    """The first sentence of a script's docstring, without the reference to the README."""
+    """Return the first sentence of a script's docstring, without the reference to the README."""
     text = " ".join((ast.get_docstring(ast.parse(script.read_text())) or "").split())
     text = text.replace(f"examples/{script.name}", script.name).replace(" FILE", f" {script.name}")
     return text.partition("; see ")[0].partition(". ")[0].rstrip(".")
 
 
 def command_of(example: Example) -> str:
-    """The command that starts a script: the one of its summary, else two ranks of hvdrun."""
+    """Return the command that starts a script: the command in its summary, else two ranks of hvdrun."""
     named = re.search(r"`((?:hvdrun|python) [^`]+)`", example.summary)
     return named[1] if named else f"hvdrun -np 2 {example.name}.py"
 
 
 def choose(gallery: list[Example], name: str) -> Example:
-    """Find an example by its name, with or without `.py`; raises HvdkitError with the nearest one."""
+    """Find an example by its name, with or without `.py`; raises HvdkitError with the nearest name."""
     wanted = name.removesuffix(".py")
     by_name = {example.name: example for example in gallery}
     if wanted in by_name:

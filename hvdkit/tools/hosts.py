@@ -25,8 +25,8 @@ def write_json(found: FoundHosts) -> str:
 
 
 def write_table(found: FoundHosts) -> str:
-    """Write hosts as a table, with their number and that of all slots under it."""
-    from rich.box import SIMPLE  # rich takes longer to load than --version takes to answer
+    """Write hosts as a table, with their number and the number of all slots under it."""
+    from rich.box import SIMPLE  # importing rich takes longer than --version needs
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -111,7 +111,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command. Raises LaunchError for hosts that cannot be read, or not be written in the format."""
+    """Carry out the command. Raises LaunchError for hosts that it cannot read, or not write in the format."""
     target = options.to.strip().lower()
     dialect = None if target in SHOWN else find_dialect(target)
     found = _find(options)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The packages that bring a framework's module.
+#: The packages that contain a framework's module.
 PACKAGES_OF = {
     "torch": ("torch",),
     "tensorflow": (
@@ -20,9 +20,9 @@ _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Frameworks:
-    """The versions of the frameworks; "" for one that is not installed.
+    """The versions of the frameworks; "" for a framework that is not installed.
 
-    torch_cuda: the CUDA version that torch was built for, "" for a CPU build.
+    torch_cuda: the CUDA version for which torch was built, "" for a CPU build.
     """
 
     torch: str = ""
@@ -53,7 +53,7 @@ def find_version(package: str) -> str:
 
 
 def find_package(package: str, folder: str) -> Path | None:
-    """Find where a package installs a path, which need not exist; None if the package is not installed."""
+    """Find a path in the folder of a package's files; it need not exist. None if the package is not installed."""
     try:
         return Path(str(importlib.metadata.distribution(package).locate_file(folder)))
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def parse_numbers(version: str) -> tuple[int, ...]:
 
 
 def parse_torch_cuda(text: str) -> str:
-    """Take the CUDA version from the text of torch/version.py; "" if there is none."""
+    """Take the CUDA version from the text of torch/version.py; "" if it has none."""
     found = _CUDA.search(text)
     return found.group(1) if found else ""
 

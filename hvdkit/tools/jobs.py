@@ -65,7 +65,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def select_job(command: str, name: str | None, jobs: Mapping[str, str]) -> str:
     """Find the folder of a job. Raises LaunchError, with a list of jobs, if the choice is ambiguous.
 
-    command: to show in the list. name: of the job; None for the only one. jobs: folders by name.
+    command: the command to show in the list. name: name of the job; None for the only job. jobs: name -> folder.
     """
     if name is None and len(jobs) == 1:
         return next(iter(jobs.values()))
@@ -100,7 +100,7 @@ def list_jobs(options: argparse.Namespace) -> None:
 
 
 def describe_job(name: str, directory: str) -> dict[str, Any]:
-    """Ask a job what it is; of one that does not answer the state is "not responding", and the rest null."""
+    """Query the state of a job; if it does not answer, the state is "not responding", and the rest is null."""
     try:
         job = query_job(directory, "job")["job"]
     except LaunchError:
@@ -144,13 +144,13 @@ def show_stacks(options: argparse.Namespace) -> None:
 
 
 def _encode(process: ProcessStack) -> dict[str, Any]:
-    """Encode a process for JSON: its threads' frames, the innermost last, or the reason that it has none."""
+    """Encode a process for JSON: its threads' frames, the innermost last, or the reason for their absence."""
     threads = [[frame._asdict() for frame in stack] for stack in process.stacks]
     return {**asdict(process), "stacks": threads}
 
 
 def stop(options: argparse.Namespace) -> None:
-    """Carry out the command. Raises LaunchError if there is no such job, or if it does not answer."""
+    """Carry out the command. Raises LaunchError if the job does not exist or does not answer."""
     directory = select_job("hvdkit stop", options.job, find_jobs())
     code = stop_job(directory, now=options.now)
     if code is None:

@@ -1,4 +1,4 @@
-"""A training as commands take it: hvdrun's options and a script, or the whole command of a launcher.
+"""The training command of tools: hvdrun's options and a script, or the whole command of a launcher.
 
 hvdkit COMMAND -np 2 -H node1:1,node2:1 -- python train.py
 hvdkit COMMAND -- mpirun -np 2 python train.py
@@ -21,7 +21,7 @@ from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 _IN_HELP = {"np", "hosts", "hostfile", "network_interfaces", "verbose"}
 _NOT_TAKEN = {"help", "help_all", "version", "dry_run", "command", "print_completion"}
-#: Options of hvdrun that choose hosts, and how many ranks they get.
+#: Options of hvdrun that choose hosts and numbers of ranks.
 PLACEMENT = frozenset(
     {"np", "hosts", "hostfile", "hostfile_format", "slots_per_host", "config_file", "host_discovery_script"}
 )
@@ -49,14 +49,14 @@ _LAUNCHERS = {
 
 @dataclass(frozen=True)
 class HvdrunOption:
-    """An option for hvdrun, as it was typed. name: of the value in hvdrun's namespace."""
+    """An option for hvdrun, as it was typed. name: of its value in hvdrun's namespace."""
 
     name: str
     words: tuple[str, ...]
 
 
 def add_hvdrun_options(parser: argparse.ArgumentParser, *, shown: Collection[str] = ()) -> None:
-    """Let the parser take hvdrun's options, where it has none of that name; they are in `hvdrun` as HvdrunOptions.
+    """Add hvdrun's options to the parser, except names that it has; they are in `hvdrun`, as HvdrunOptions.
 
     shown: names of values, beside the usual ones, whose options the help shows.
     """
@@ -99,7 +99,7 @@ class _Keep(argparse.Action):
 
 
 def plan_hvdrun(hvdrun: Sequence[HvdrunOption], script: Sequence[str], *, ranks: str = "2") -> list[str]:
-    """Build the command of hvdrun for a script. ranks: its -np where neither options nor an allocation place ranks."""
+    """Build the command of hvdrun for a script. ranks: its -np if neither options nor an allocation give ranks."""
     placed = any(option.name in PLACEMENT for option in hvdrun)
     if not placed and find_hosts(None, None, read_environment()) is None:
         hvdrun = (*hvdrun, HvdrunOption("np", ("-np", ranks)))
@@ -107,7 +107,7 @@ def plan_hvdrun(hvdrun: Sequence[HvdrunOption], script: Sequence[str], *, ranks:
 
 
 def plan_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> list[str]:
-    """Build the command that starts the ranks: that of a launcher as it is, or of hvdrun for a Python script.
+    """Build the command that starts the ranks: a launcher's unchanged, or hvdrun's for a Python script.
 
     Raises LaunchError if both hvdrun's options and a launcher's command are given.
     """
@@ -125,7 +125,7 @@ def plan_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> list
 def split_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> tuple[tuple[HvdrunOption, ...], list[str]]:
     """Return hvdrun's options and the script, for commands that start ranks by themselves.
 
-    Of another launcher than hvdrun only the number of ranks is understood; LaunchError for anything else.
+    For a launcher other than hvdrun only the number of ranks is accepted; LaunchError for other options.
     """
     words = strip_dashes(command)
     launcher = find_launcher(words)
@@ -167,7 +167,7 @@ def find_launcher(command: Sequence[str]) -> str:
 
 
 def strip_dashes(command: Sequence[str]) -> list[str]:
-    """Leave out the -- that ends the options."""
+    """Remove the -- that ends the options."""
     return list(command[1:] if command[:1] == ["--"] else command)
 
 

@@ -1,1 +1,1 @@
-"""hvdkit bench: the user's own machine or cluster, measured beside the peers that are installed."""
+"""hvdkit bench: measures hvdkit on the user's machine or cluster, beside the installed peers."""

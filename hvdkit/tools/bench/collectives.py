@@ -1,4 +1,4 @@
-"""A collective as each peer runs it: hvdkit, MPI through mpi4py, and hvdkit, Gloo or NCCL in torch.distributed."""
+"""Collectives as each peer runs them: hvdkit, MPI through mpi4py, and hvdkit, Gloo or NCCL in torch.distributed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ _MPI_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 @dataclass(frozen=True)
 class Work:
-    """A collective of zeros, which no sum changes.
+    """A collective on zeros, which stay zeros in a sum.
 
-    count: elements of the whole, which is reduced, sent, or gathered from all ranks; a multiple of the ranks.
+    kind: name of the collective.
+    count: number of elements of the full tensor, which is reduced, sent, or gathered from all ranks; a multiple of the
+        number of ranks.
+    dtype: dtype of the elements.
     device: "cpu", or "cuda" for the current GPU.
     """
 
@@ -39,7 +42,7 @@ class Work:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole."""
+        """Bytes of the full tensor."""
         return self.count * self.type.itemsize
 
     @property
@@ -49,12 +52,19 @@ class Work:
         return dtype
 
     def zeros(self) -> torch.Tensor:
-        """Make the whole."""
+        """Make the full tensor."""
         return torch.zeros(self.count, dtype=self.type, device=self.device)
 
 
 def plan_work(kind: str, nbytes: int, dtype: str, ranks: int, device: str = CPU) -> Work:
-    """Plan a collective of about `nbytes` that divides by the ranks."""
+    """Plan a collective of about `nbytes` bytes whose count is a multiple of the number of ranks.
+
+    kind: name of the collective.
+    nbytes: bytes of the full tensor.
+    dtype: dtype of the elements.
+    ranks: number of ranks.
+    device: "cpu" or "cuda".
+    """
     each = max(1, nbytes // (getattr(torch, dtype).itemsize * ranks))
     return Work(kind, each * ranks, dtype, device)
 
@@ -62,7 +72,7 @@ def plan_work(kind: str, nbytes: int, dtype: str, ranks: int, device: str = CPU)
 class Peers:
     """Every peer that can run the collective, as turns; opened and closed by all ranks together.
 
-    alone: hvdkit by itself. notes: which peers are left out, and why. On GPUs MPI is none.
+    alone: only hvdkit. notes: which peers are left out, and why. On GPUs MPI is left out.
     """
 
     def __init__(self, work: Work, *, alone: bool = False) -> None:
@@ -97,7 +107,10 @@ class Peers:
         self.turns[name] = functools.partial(time_in_a_row, call, hvd.barrier, clock=self._clock)
 
     def try_peer(self, name: str, call: Call, turn: Turn | None = None) -> None:
-        """Add a peer if its first call succeeds on all ranks, as peers lack dtypes and collectives; collective."""
+        """Add a peer if its first call succeeds on all ranks; collective.
+
+        Peers lack some dtypes and collectives.
+        """
         failure = ""
         try:
             call()
@@ -131,7 +144,7 @@ def make_named(api: Any, work: Work, ranks: int) -> Call:
 
 
 def open_buckets(tensor: torch.Tensor) -> Buckets:
-    """Open buckets of the configured size for as many bytes as the tensor has; collective, as is closing them."""
+    """Open buckets of the configured size for all bytes of the tensor; collective, and so is closing them."""
     runtime, buffer = engine.runtime("the benchmark"), as_buffer(tensor)
     piece = max(1, runtime.config.fusion_bytes // buffer.array.itemsize)
     counts = [min(piece, buffer.count - at) for at in range(0, buffer.count, piece)]
@@ -139,7 +152,7 @@ def open_buckets(tensor: torch.Tensor) -> Buckets:
 
 
 def reduce_buckets(buckets: Buckets, tensor: torch.Tensor) -> float:
-    """Fill all buckets from the tensor, as a backward pass would, and reduce them; returns the seconds of filling."""
+    """Fill all buckets from the tensor, as a backward pass does, and reduce them; returns the seconds of filling."""
     runtime, buffer = engine.runtime("the benchmark"), as_buffer(tensor)
     start, at = time.perf_counter(), 0
     for memory in buckets.memory:

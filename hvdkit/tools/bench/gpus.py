@@ -1,4 +1,4 @@
-"""The GPU that a rank measures on: whether there is one, its clock, its name, its memory."""
+"""The GPU that a rank measures on: its presence, its clock, its name and its memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdkit.tools.bench.timing import HOST_CLOCK, Clock, EventClock
 
 
 def take_device(device: str) -> None:
-    """Make this rank's GPU the current one, which "cuda" means from then on; after init(). Nothing for "cpu".
+    """Make this rank's GPU the current device, which "cuda" means from then on; after init(). No effect for "cpu".
 
     Raises BenchError on a rank without a GPU.
     """
@@ -42,16 +42,16 @@ def describe_gpu(device: str) -> dict[str, str]:
 
 
 def read_memory(device: str, *, emptied: bool = False) -> int:
-    """Return the bytes of GPU memory that all libraries use, for each of the GPU's ranks; 0 on the host. Collective.
+    """Return the bytes of GPU memory in use by all libraries, divided by the GPU's ranks; 0 on the host. Collective.
 
-    emptied: without what torch's allocator has kept, which is the most that was in use at a time.
+    emptied: exclude the cache of torch's allocator, which is as large as its largest use so far.
     """
     if device == CPU:
         return 0
     if emptied:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    hvd.barrier()  # all that share the GPU have settled
+    hvd.barrier()  # all ranks that share the GPU have emptied their caches
     free, total = torch.cuda.mem_get_info()
     hvd.barrier()
     return int(total - free) // _count_ranks()

@@ -1,7 +1,7 @@
-"""Horovod in processes of its own, which stand still while others have their turn.
+"""Horovod's ranks as separate processes, which are stopped (SIGSTOP) while other peers are measured.
 
-In hvdkit's processes two engines would share one MPI, and Horovod's thread, which looks for work a thousand times a
-second, would take time from everyone else.
+In hvdkit's processes two engines would share one MPI, and Horovod's thread, which polls for operations a thousand times
+a second, would take time from all other threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAUSE = re.compile(rb"hvdrun: rank \d+ on \S+ (was stopped by SIGSTOP|continues
 
 
 def why_not(device: str = CPU) -> str:
-    """What keeps Horovod out of a comparison on this device here; "" if nothing does."""
+    """Return the reason for which Horovod cannot be compared on this device here; "" if it can."""
     build = f"hvdkit build-horovod{' --gpu-operations nccl' * (device != CPU)}"
     if importlib.util.find_spec("horovod") is None:
         return f"Horovod is not installed, so it is not compared: {build}."
@@ -52,7 +52,7 @@ def why_not(device: str = CPU) -> str:
 
 @contextlib.contextmanager
 def beside_horovod(threads: int, device: str = CPU) -> Iterator[tuple[HorovodJob | None, list[str]]]:
-    """Horovod's ranks beside those of hvdkit; yields them, or why there are none. Collective.
+    """Start Horovod's ranks beside those of hvdkit; yields their job, or the reason for its absence. Collective.
 
     threads, device: see HorovodJob.
     """
@@ -68,10 +68,10 @@ def beside_horovod(threads: int, device: str = CPU) -> Iterator[tuple[HorovodJob
 
 
 class HorovodJob:
-    """One rank of Horovod beside each of hvdkit's; opened, called and closed by all of these together.
+    """One rank of Horovod beside each of hvdkit's; opened, called and closed by all of hvdkit's ranks together.
 
-    A rank of Horovod runs only during a call. threads: that it computes with. device: on which; of GPUs, those that
-    hvdkit's ranks use. Raises BenchError on all ranks if one of Horovod's does not come up.
+    A rank of Horovod runs only during a call. threads: number of its compute threads. device: "cpu" or "cuda"; it uses
+    the GPUs that hvdkit's ranks use. Raises BenchError on all ranks if one of Horovod's does not start.
     """
 
     def __init__(self, threads: int = 1, device: str = CPU) -> None:
@@ -106,7 +106,7 @@ class HorovodJob:
         self.call("torch:set_num_threads", threads)
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
-        """Wait for Horovod's rank beside this one; None when its job has ended, or _START_S is over. Collective."""
+        """Wait for Horovod's rank beside this one; None after its job has ended or after _START_S. Collective."""
         accepted, deadline = None, time.monotonic() + _START_S
         while True:
             if accepted is None:
@@ -118,9 +118,9 @@ class HorovodJob:
                 return accepted
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What "module:function" returns on Horovod's rank beside this one, which otherwise sleeps; collective.
+        """Call "module:function" on Horovod's rank beside this one, which otherwise is stopped; collective.
 
-        Raises RuntimeError for what went wrong there.
+        Raises RuntimeError with the error text of the call.
         """
         os.kill(self._pid, signal.SIGCONT)
         self._rank.send((function, arguments))
@@ -130,7 +130,7 @@ class HorovodJob:
         except EOFError:
             ended = True
             result, failure = None, f"Horovod's rank {hvd.rank()} has ended in {function}; see its output."
-        hvd.barrier()  # one that stands still sends nothing on, as NCCL's proxy, for which others may still wait
+        hvd.barrier()  # a stopped rank forwards nothing (NCCL's proxy), and others may still wait for its data
         if not ended:
             os.kill(self._pid, signal.SIGSTOP)
         if failure:
@@ -147,14 +147,14 @@ class HorovodJob:
 
 
 def _name_gpu() -> str:
-    """This rank's GPU, as CUDA_VISIBLE_DEVICES may name it."""
+    """Name this rank's GPU in the form of CUDA_VISIBLE_DEVICES."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 def _start(directory: str, cores: set[int], gpus: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start Horovod's ranks on the cores and GPUs that hvdkit's ranks have among them: each has some of its own."""
+    """Start Horovod's ranks on the cores and GPUs of all hvdkit's ranks; hvdrun divides these among them."""
     end_with_this = die_with_parent(os.getpid(), signal.SIGTERM)
 
     def prepare() -> None:
@@ -174,7 +174,7 @@ def _start(directory: str, cores: set[int], gpus: Sequence[str]) -> subprocess.P
 
 
 def _pass_on(lines: Iterable[bytes]) -> None:
-    """Write what hvdrun says to stderr, but for the ranks standing still, which is meant to be."""
+    """Copy hvdrun's lines to stderr, except those about stopped ranks, which are stopped on purpose."""
     for line in lines:
         if not _PAUSE.search(line):
             sys.stderr.buffer.write(line)

@@ -1,4 +1,4 @@
-"""A rank of Horovod that does what a rank of hvdkit asks for; started by horovod_job.py, not by hand."""
+"""A rank of Horovod that runs calls for a rank of hvdkit; started by horovod_job.py, not by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 
 def serve(directory: str) -> None:
-    """Call what comes through the socket in `directory` that has this rank's number, until None comes."""
+    """Run the calls that arrive through this rank's socket in `directory`, until None arrives."""
     horovod.init()
     with Client(str(Path(directory, str(horovod.rank())))) as connection:
         connection.send(os.getpid())
@@ -27,7 +27,7 @@ def serve(directory: str) -> None:
 
 
 def _call(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, str]:
-    """What it returns, and what went wrong."""
+    """Call the function; returns its result and the text of its error."""
     try:
         return function(*arguments), ""
     except (HorovodInternalError, RuntimeError, ValueError, TypeError) as error:

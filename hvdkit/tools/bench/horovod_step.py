@@ -1,4 +1,4 @@
-"""Training steps of Horovod, in ranks of its own: what `hvdkit bench step` measures beside hvdkit's."""
+"""Training steps of Horovod, in ranks of its own, for the comparison in `hvdkit bench step`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_HOROVOD = "hvdkit on Horovod"
 
 
 def make_turns(model: Model, device: str, job: HorovodJob | None, *, ours: bool = False) -> dict[str, Turn]:
-    """The turns of Horovod's ranks, warmed up; none without a job. Collective. ours: ON_HOROVOD too."""
+    """Make the turns of Horovod's ranks, warmed up; none without a job. Collective. ours: ON_HOROVOD too."""
     turns: dict[str, Turn] = {}
     if job is not None:
         for name in (ON_HOROVOD, HOROVOD) if ours else (HOROVOD,):
@@ -33,20 +33,26 @@ def _call(job: HorovodJob, name: str, device: str, ours: bool, steps: int) -> li
 
 
 def time_steps(name: str, device: str, ours: bool, steps: int) -> list[float]:
-    """Seconds of each step, on a GPU their average; called in a rank of Horovod. name: of the model."""
+    """Return the seconds of each step, on a GPU their average; runs in a rank of Horovod.
+
+    name: name of the model.
+    device: "cpu" or "cuda".
+    ours: use hvdkit's optimizer on Horovod's core?
+    steps: number of steps.
+    """
     take_turn = time_each if device == CPU else time_in_a_row
     return take_turn(_make_step(name, device, ours), _meet, steps, find_clock(device))
 
 
 @functools.cache
 def _make_step(name: str, device: str, ours: bool) -> Step:
-    """A step on Horovod's core, with hvdkit's optimizer or with Horovod's own."""
+    """Make a step on Horovod's core, with hvdkit's optimizer or with Horovod's."""
     import horovod.torch as horovod
 
     if device != CPU:
         torch.cuda.set_device(horovod.local_rank() % torch.cuda.device_count())
     if ours:
-        hvd.init(engine="horovod")  # the core that is running already
+        hvd.init(engine="horovod")  # the core that is already running
     wrap: Any = hvd.DistributedOptimizer if ours else horovod.DistributedOptimizer
     return make_step(
         next(model for model in find_models((), device) if model.name == name),
@@ -56,7 +62,7 @@ def _make_step(name: str, device: str, ours: bool) -> Step:
 
 
 def _meet() -> None:
-    """Begin together: Horovod's own barrier lets ranks go up to a cycle apart."""
+    """Start a step together: Horovod's own barrier lets ranks continue up to a cycle apart."""
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()

@@ -1,6 +1,6 @@
-"""The models that hvdkit bench trains, and a step of one as each peer runs it: alone, with hvdkit, with torch's DDP.
+"""The models that hvdkit bench trains, and their steps for each peer: alone, with hvdkit, with torch's DDP.
 
-On CPUs one of large layers, one of convolutions, one of many small layers. On GPUs, in bfloat16 (autocast),
+On CPUs: a model of large layers, one of convolutions, one of many small layers. On GPUs, in bfloat16 (autocast):
 ResNet-50 and a transformer with GPT-2 small's sizes, written here so that no other package is needed.
 """
 
@@ -23,7 +23,10 @@ from hvdkit.tools.bench.timing import Turn, time_each, time_in_a_row
 class Model:
     """A model to train.
 
-    make: builds it. batch: makes inputs and targets of one step. loss: of the model's output and the targets.
+    name: its name.
+    make: builds it.
+    batch: makes inputs and targets of one step.
+    loss: computes the loss from the model's output and the targets.
     bfloat16: is it computed in bfloat16 (autocast)? Parameters and gradients are float32 in any case.
     """
 
@@ -88,7 +91,7 @@ class Bottleneck(nn.Module):
 
 
 def make_resnet(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> nn.Module:
-    """Make ResNet-50 for images (n, 3, h, w), or a smaller one of the same form."""
+    """Make ResNet-50 for images (n, 3, h, w), or a smaller model of the same form."""
     layers: list[nn.Module] = [*_conv(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
     channels = width
     for stage, count in enumerate(blocks):
@@ -104,7 +107,7 @@ def _conv(channels: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Mod
 
 
 class Transformer(nn.Module):
-    """GPT-2 small (124 million parameters, the word embedding is the last layer too), or a smaller one of its form."""
+    """GPT-2 small (124 million parameters; the word embedding is the last layer too), or a smaller model."""
 
     def __init__(
         self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50257, tokens: int = 1024
@@ -118,7 +121,7 @@ class Transformer(nn.Module):
         self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Map words (n, tokens) to the scores of the next ones (n * tokens, number of words)."""
+        """Map words (n, tokens) to the scores of the next words (n * tokens, number of words)."""
         tokens = words.shape[1]
         places = torch.arange(tokens, device=words.device)
         mask = nn.Transformer.generate_square_subsequent_mask(tokens, device=words.device)
@@ -161,7 +164,8 @@ def find_models(words: Sequence[str], device: str = CPU) -> list[Model]:
 class StepPeers:
     """Every peer that trains the model, as turns, warmed up; made by all ranks together.
 
-    alone: only no communication and hvdkit. memory: bytes of GPU memory that each peer takes; empty on the CPU.
+    alone: only training without communication, and hvdkit. memory: bytes of GPU memory that each peer takes; empty on
+        the CPU.
     """
 
     def __init__(self, model: Model, *, device: str = CPU, alone: bool = False) -> None:
@@ -176,7 +180,7 @@ class StepPeers:
                 nn.parallel.DistributedDataParallel(module),
                 optimizer,
             )
-        if device != CPU:  # kernels and workspaces of the process belong to no peer
+        if device != CPU:  # exclude kernels and workspaces of the process, which belong to no peer
             make_turn(model, _keep, device)(1)
         for name, wrap in wraps.items():
             before = read_memory(device, emptied=True)
@@ -187,13 +191,13 @@ class StepPeers:
 
 
 def make_turn(model: Model, wrap: Wrap, device: str) -> Turn:
-    """Make the turn of a peer: on the CPU every step is timed, on a GPU all in a row, as a loop of steps runs there."""
+    """Make the turn of a peer: on the CPU every step is timed, on a GPU all in a row, as in a training loop."""
     time_steps, step = time_each if device == CPU else time_in_a_row, make_step(model, wrap, device)
     return lambda count: time_steps(step, hvd.barrier, count, find_clock(device))
 
 
 def make_step(model: Model, wrap: Wrap, device: str = CPU) -> Step:
-    """Make a step of SGD on the model. wrap: turns module and optimizer into those that are trained with."""
+    """Make a step of SGD on the model. wrap: wraps module and optimizer for training."""
     torch.manual_seed(0)
     plain = model.make().to(device)
     module, optimizer = wrap(plain, torch.optim.SGD(plain.parameters(), lr=1e-4))

@@ -1,4 +1,4 @@
-"""What to measure; and the result of a run: times and their summary, the machine, its file, what has changed since.
+"""The plan of a run, and its result: times and their summary, the machine, its file, and changes since a baseline.
 
 A baseline is an earlier run: the changes are those that are more than noise.
 """
@@ -18,7 +18,7 @@ from hvdkit import __version__
 from hvdkit.errors import BenchError
 from hvdkit.tools.installed import find_version
 
-#: Takes the name of the work, and how many rounds of how many are done.
+#: Called with the name of the work, the number of finished rounds and the number of all rounds.
 Progress = Callable[[str, int, int], object]
 
 KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
@@ -31,7 +31,7 @@ SIZES = {CPU: _ALL_SIZES[:7], CUDA: _ALL_SIZES}
 LIBRARIES = {CPU: "Gloo", CUDA: "NCCL"}
 STEPS = 15  # training steps of a peer in each round
 
-#: Device -> the names of the models that are trained there.
+#: Device -> the names of its models.
 MODELS = {
     CPU: ("MLP, 8 x 1024x1024", "small conv net", "101 small layers"),
     CUDA: ("ResNet-50, 64 images", "GPT-2 small, 8 x 1024 words"),
@@ -39,18 +39,23 @@ MODELS = {
 
 OURS, IN_BUCKET, NO_COMMUNICATION = "hvdkit", "hvdkit, in bucket", "no communication"
 HOROVOD = "Horovod"
-#: As a backend of torch.distributed.
+#: The name of the peer that is hvdkit as a backend of torch.distributed.
 AS_BACKEND = "hvdkit, as backend"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The plan of a run.
 
-    kind: a collective, or "step". sizes: bytes of a collective, one case each. dtype: of its elements.
-    models: parts of the names of the models to train; all models if empty. rounds: each peer runs once in each.
-    seconds: how long a collective is repeated in a round. threads: compute threads of each rank.
-    alone: leave the peers out. device: "cpu", or "cuda" for tensors and models on each rank's GPU.
+    kind: a collective, or "step".
+    sizes: bytes of a collective; a case for each.
+    dtype: dtype of its elements.
+    models: substrings of the names of the models to train; all models if empty.
+    rounds: number of rounds; each peer runs once in each.
+    seconds: how long a collective is repeated in a round.
+    threads: compute threads of each rank.
+    alone: leave the peers out.
+    device: "cpu", or "cuda" for tensors and models on each rank's GPU.
     """
 
     kind: str
@@ -80,7 +85,8 @@ def select_models(words: Sequence[str], device: str = CPU) -> list[str]:
 class Summary:
     """A peer's times of one work, over all rounds.
 
-    median_s, low_s, high_s: the median, and the quartiles.
+    median_s: the median in seconds.
+    low_s, high_s: the quartiles in seconds.
     ratio: this peer's time over the base's, the median of the ratios within each round; 1 for the base itself.
     """
 
@@ -91,7 +97,7 @@ class Summary:
 
 
 def summarise(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Summary]:
-    """Summarise the times of every peer. times: seconds in each round. base: the peer that ratios refer to."""
+    """Summarise the times of every peer. times: seconds in each round. base: the peer of the ratios' denominators."""
     return {peer: _summarise(seconds, times[base]) for peer, seconds in times.items()}
 
 
@@ -128,7 +134,7 @@ def _digits(number: float) -> str:
     return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
 
 
-#: Begins the lines of JSON that rank 0 prints for the command that started the ranks.
+#: Prefix of the lines of JSON that rank 0 prints for the command that started the ranks.
 MARK = "hvdkit-bench:"
 
 _FORMAT = "hvdkit bench 1"
@@ -142,8 +148,10 @@ _PACKAGES = (
 class Case:
     """One work: a size of a collective, or a model's step.
 
-    nbytes: of the whole, see Work; 0 for a step. times: seconds of every peer in each round.
-    memory: bytes of GPU memory of every peer of a step; empty where it is not measured.
+    work: its name.
+    nbytes: bytes of the full tensor, see Work; 0 for a step.
+    times: seconds of every peer in each round.
+    memory: bytes of GPU memory of every peer of a step; empty if not measured.
     """
 
     work: str
@@ -154,9 +162,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """A run. kind: "allreduce", ..., "step". base: the peer that ratios refer to. where: ranks and transport in words.
+    """The result of a run.
 
-    machine: processor, GPU, cores, versions. notes: which peers were left out, and why. device: "cpu" or "cuda".
+    kind: "allreduce", ..., or "step".
+    base: the peer of the ratios' denominators.
+    ranks: number of ranks.
+    dtype: dtype of the elements.
+    where: ranks and transport, as a phrase.
+    machine: processor, GPU, cores, versions.
+    notes: which peers were left out, and why.
+    cases: the works with their times.
+    device: "cpu" or "cuda".
     """
 
     kind: str
@@ -179,7 +195,7 @@ class Report:
 
 
 def describe_machine() -> dict[str, str]:
-    """Describe processor, cores, system, Python and the versions of the packages that matter."""
+    """Describe processor, cores, system, Python and the versions of the packages that affect the times."""
     return {
         "processor": _read_processor(),
         "cores": str(os.cpu_count()),
@@ -211,8 +227,8 @@ def encode_report(report: Report) -> dict[str, Any]:
 
 
 def decode_report(document: Mapping[str, Any]) -> Report:
-    """Decode what `encode_report` has written. Raises KeyError or TypeError for anything else."""
-    known = {"device": CPU, **document}  # which the files of earlier versions lack
+    """Decode a document of `encode_report`. Raises KeyError or TypeError for other documents."""
+    known = {"device": CPU, **document}  # files of earlier versions lack the device
     fields = {name: known[name] for name in Report.__dataclass_fields__}
     return Report(**{**fields, "cases": [Case(**case) for case in document["cases"]]})
 
@@ -226,7 +242,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def read_report(path: Path) -> Report:
-    """Read what `write_report` has written. Raises BenchError if the file is missing, or has other contents."""
+    """Read a file of `write_report`. Raises BenchError if it is missing or has other contents."""
     try:
         document = json.loads(path.read_text())
         if document["format"] != _FORMAT:
@@ -250,7 +266,12 @@ def _rows(report: Report, case: Case) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Change:
-    """A peer's time of a work, before and now. noise: the runs' interquartile ranges overlap."""
+    """A peer's time of a work, before and now.
+
+    work, peer: their names.
+    before_s, now_s: medians in seconds.
+    noise: do the runs' interquartile ranges overlap?
+    """
 
     work: str
     peer: str
@@ -260,12 +281,12 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """How much longer it takes now; negative if it is faster."""
+        """The increase of the time in percent; negative if it is faster."""
         return 100 * (self.now_s / self.before_s - 1)
 
     @property
     def slower(self) -> bool:
-        """Slower by more than noise?"""
+        """Is it slower by more than noise?"""
         return not self.noise and self.now_s > self.before_s
 
 

@@ -1,4 +1,4 @@
-"""A run of hvdkit bench: on ranks that it starts, or as one of the ranks of another launcher."""
+"""A run of hvdkit bench: on ranks that it starts, or as a rank of another launcher."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from hvdkit.tools.installed import read_frameworks
 from hvdkit.tools.training_command import HvdrunOption, plan_hvdrun
 from hvdkit.world import read_world
 
-#: Device -> hvdrun's -np where nothing else places ranks.
+#: Device -> hvdrun's -np if no option or allocation sets the ranks.
 RANKS = {CPU: "2", CUDA: "gpu"}
 _LINE = re.compile(rf"(?:\[[^\]]*\] )?{MARK}(.*)")
 
@@ -70,7 +70,7 @@ def run_bench(options: argparse.Namespace, plan: Plan) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise HvdkitError for what would fail after all has been measured."""
+    """Raise HvdkitError for problems that would otherwise appear after the measurement."""
     if options.fail_over is not None and options.baseline is None:
         raise BenchError("--fail-over needs a run to compare with: --baseline FILE.")
     if options.kind == "step":
@@ -92,7 +92,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace, report: Report, changes: Sequence[Change]) -> int:
-    """Print the report and write the files that were asked for; returns the exit code."""
+    """Print the report and write the requested files; returns the exit code."""
     if options.json:
         print(json.dumps({**encode_report(report), "changes": [asdict(change) for change in changes]}, indent=1))
     else:
@@ -105,15 +105,15 @@ def show(options: argparse.Namespace, report: Report, changes: Sequence[Change])
 
 
 def measure_here(plan: Plan, progress: Progress) -> Report:
-    """Measure as one of the ranks; collective."""
+    """Measure on ranks of which this process is one; collective."""
     _check_torch()
-    from hvdkit.tools.bench.worker import measure  # torch, which the command that starts ranks does not load
+    from hvdkit.tools.bench.worker import measure  # imports torch, which the command that starts ranks does not load
 
     return measure(plan, progress)
 
 
 def start_ranks(plan: Plan, hvdrun: Sequence[HvdrunOption], progress: Progress) -> Report:
-    """Measure on ranks that hvdrun starts. Raises BenchError if they fail; their output is on stderr by then."""
+    """Measure on ranks that hvdrun starts. Raises BenchError if they fail, after their output on stderr."""
     _check_torch()
     script = [sys.executable, "-m", "hvdkit.tools.bench.worker", json.dumps(asdict(plan))]
     command = plan_hvdrun(hvdrun, script, ranks=RANKS[plan.device])
@@ -148,7 +148,7 @@ def _check_torch() -> None:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Progress]:
-    """Show a progress bar on stderr, if that is a terminal; gives what moves it."""
+    """Show a progress bar on stderr, if that is a terminal; yields the function that advances it."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -18,7 +18,7 @@ def print_report(report: Report, changes: Sequence[Change], console: Console) ->
     """Print the machine, the table, and the changes if there are any."""
     console.print(escape(describe(report)), highlight=False, style="dim")
     title = f"{report.kind}{f' of {report.dtype}' * (report.kind != 'step')}{' on GPUs' * (report.device != CPU)}"
-    space = 0 if changes else 1  # with the changes the table fits into 80 columns that way
+    space = 0 if changes else 1  # so that the table fits into 80 columns with the changes
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, space, 0, 0))
     rows = list_rows(report, changes)
     for number, column in enumerate(rows[0]):
@@ -35,7 +35,7 @@ def print_report(report: Report, changes: Sequence[Change], console: Console) ->
 
 
 def describe(report: Report) -> str:
-    """Write ranks and machine in a line."""
+    """Describe ranks and machine in a line."""
     machine = ", ".join(f"{name} {value}" if name != "processor" else value for name, value in report.machine.items())
     return f"{report.where}; {machine}"
 
@@ -64,7 +64,7 @@ def list_rows(report: Report, changes: Sequence[Change]) -> list[dict[str, str]]
             if not step:
                 algorithm, bus = bandwidths(report, case, summary.median_s)
                 row |= {"GB/s": f"{algorithm / 1e9:.2f}", "bus GB/s": f"{bus / 1e9:.2f}"}
-            row["ratio"] = f"x{summary.ratio:.{2 if report.device == CPU else 3}f}"  # GPUs are measured to a percent
+            row["ratio"] = f"x{summary.ratio:.{2 if report.device == CPU else 3}f}"  # GPUs: precise to a percent
             if has_memory:
                 row["memory"] = f"{case.memory[peer] / 2**20:.0f} MiB" if peer in case.memory else ""
             if changes:
@@ -91,7 +91,7 @@ def _has_memory(report: Report) -> bool:
     return any(case.memory for case in report.cases)
 
 
-#: What asks for the figure.
+#: Name of the option for the figure, for errors.
 PLOT = "--plot"
 
 

@@ -1,4 +1,4 @@
-"""Timing of peers in alternation, a few calls at a time, round after round: all meet the same state of the machine."""
+"""Timing of peers in alternation, a few calls at a time, round after round, so that all see the same machine state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hvdkit.engine.job_objects import allgather_object
 
 
 class Clock:
-    """Takes marks in the work of this rank: here for calls that have done their work when they return."""
+    """Takes timestamps of this rank's work; this class is for calls that have done their work when they return."""
 
     def mark(self) -> Any:
-        """Mark the point that has been reached; does not wait."""
+        """Take a timestamp; does not wait."""
         return time.perf_counter()
 
     def seconds(self, first: Any, last: Any) -> float:
-        """The seconds between two marks; waits until the work up to the last one is done."""
+        """Return the seconds between two timestamps; waits until the work up to the last one is done."""
         return float(last - first)
 
     def settle(self) -> None:
@@ -27,9 +27,9 @@ class Clock:
 
 
 class EventClock(Clock):
-    """See Clock: events in the current stream of the current GPU; the host's clock would show when work was enqueued.
+    """A Clock of events in the current stream of the current GPU; the host's clock would show when work was enqueued.
 
-    module: torch.cuda, or what has its `Event` and `synchronize`.
+    module: torch.cuda, or a module with the same `Event` and `synchronize`.
     """
 
     def __init__(self, module: ModuleType | Any) -> None:
@@ -51,7 +51,7 @@ class EventClock(Clock):
 HOST_CLOCK = Clock()
 
 
-Call = Callable[[], object]  # a float that it returns is subtracted from its time
+Call = Callable[[], object]  # if it returns a float, that is subtracted from its time
 #: Takes a number of calls; returns the seconds of each on this rank, or one average.
 Turn = Callable[[int], list[float]]
 
@@ -59,9 +59,13 @@ _MOST_CALLS = 1000
 
 
 def time_in_a_row(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLOCK) -> list[float]:
-    """Return the average seconds of a call, of `count` in a row after a warm-up. barrier: called before the first.
+    """Return the average seconds of a call, over `count` calls in a row after a warm-up.
 
-    Between the calls nobody waits for a GPU, so that it is given the next one's work while it does this one's.
+    call: the call.
+    barrier: called before the first timed call.
+    count: number of calls.
+    clock: takes the timestamps.
+    Nothing waits for a GPU between the calls, so that it receives the next call's work during this one's.
     """
     call()
     clock.settle()
@@ -75,7 +79,13 @@ def time_in_a_row(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLO
 
 
 def time_each(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLOCK) -> list[float]:
-    """Return the seconds of each of `count` calls. barrier: called before each."""
+    """Return the seconds of each of `count` calls.
+
+    call: the call.
+    barrier: called before each call.
+    count: number of calls.
+    clock: takes the timestamps.
+    """
     times = []
     for _ in range(count):
         clock.settle()
@@ -99,8 +109,12 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time every peer in every round; collective. Returns seconds a call, by peer and round.
 
-    The slowest rank's time of a call counts, and the median over the calls of a round. progress: called after
-    each with the number of those that are done.
+    The time of a call is the slowest rank's, and the time of a round the median over its calls.
+
+    turns: peer -> its turn.
+    calls: peer -> number of calls in a round.
+    rounds: number of rounds.
+    progress: called after each round with the number of finished rounds.
     """
     times: dict[str, list[float]] = {peer: [] for peer in turns}
     for done in range(1, rounds + 1):
@@ -111,6 +125,6 @@ def interleave(
 
 
 def _slowest(seconds: list[float]) -> float:
-    # Collective, so no rank starts the next peer before all ranks are through with this one.
+    # Collective, so no rank starts the next peer before all ranks have finished this one.
     slowest: list[float] = [max(each) for each in zip(*allgather_object(seconds), strict=True)]
     return statistics.median(slowest)

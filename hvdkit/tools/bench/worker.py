@@ -1,4 +1,4 @@
-"""What every rank of hvdkit bench runs: it joins, and measures beside the peers.
+"""The program of every rank of hvdkit bench: it joins the others, and measures beside the peers.
 
 `python -m hvdkit.tools.bench.worker PLAN` is a rank that run.py starts; its rank 0 prints progress and the report.
 """
@@ -65,7 +65,7 @@ def joined(threads: int, *, alone: bool = False, device: str = CPU) -> Iterator[
 
 
 def measure(plan: Plan, progress: Progress) -> Report:
-    """Measure the plan; collective. The report is the same on all ranks, as the slowest rank's times count."""
+    """Measure the plan; collective. The report is the same on all ranks, because the slowest rank's times count."""
     step = plan.kind == "step"
     alone = contextlib.nullcontext((None, list[str]()))
     beside = beside_horovod(plan.threads, plan.device) if step and not plan.alone else alone

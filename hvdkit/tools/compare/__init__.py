@@ -1,1 +1,1 @@
-"""hvdkit compare: is the training on many ranks the same as on one with the same batches?"""
+"""hvdkit compare: checks that training on many ranks equals training on one rank with the same batches."""

@@ -1,4 +1,4 @@
-"""Causes of a difference between training on many ranks and on one, each found in the records by itself."""
+"""Causes of a difference between training on many ranks and on one; a function for each finds it in the records."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from hvdkit.tools.compare.records import Arrays, Difference, Loader, RankRecord, Step, apart, ratio
 
 _SHARD = "Give each rank its own samples: sampler=hvd.data.ShardedSampler(dataset), or hvd.shard(...) in Keras."
-_CLOSE = 0.05  # relative tolerance of a ratio that is taken for a whole number
+_CLOSE = 0.05  # relative tolerance of a ratio that counts as a whole number
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A mistake. name: stable, for programs. seen: what shows it. cure: what to do."""
+    """A mistake. name: stable, for programs. seen: the evidence. cure: what to do."""
 
     name: str
     seen: str
@@ -22,7 +22,7 @@ class Cause:
 
 
 def find_start(many: Sequence[RankRecord]) -> Iterator[Cause]:
-    """Find ranks that start with other parameters than rank 0."""
+    """Find ranks that start with parameters other than those of rank 0."""
     for record in many[1:]:
         name, size = apart(many[0].initial, record.initial)
         if name:
@@ -82,7 +82,7 @@ def find_same_samples(many: Sequence[RankRecord]) -> Iterator[Cause]:
 
 
 def find_other_epoch(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Cause]:
-    """Find epochs with more, or fewer, samples than on one rank."""
+    """Find epochs with more or fewer samples than on one rank."""
     alone = {loader.number: loader for loader in one.loaders}
     for loader in many[0].loaders:
         parts = [part for record in many for part in record.loaders if part.number == loader.number]
@@ -105,7 +105,7 @@ def find_other_epoch(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Ca
 
 
 def find_scaled_rate(many: Sequence[RankRecord], one: RankRecord) -> Iterator[Cause]:
-    """Find learning rates that are not scaled as the batch is."""
+    """Find learning rates that are not scaled like the batch."""
     ranks, mine, alone = len(many), many[0].steps[0], one.steps[0]
     if not mine.first_rates or not alone.first_rates or not alone.first_rates[0]:
         return
@@ -132,7 +132,10 @@ def explain(
 ) -> Iterator[Cause]:
     """Find the likely cause of the first difference in numbers.
 
-    repeats: runs one rank again, and says whether the results are equal.
+    first: the difference.
+    many: the records of the run on many ranks.
+    one: the record of the run on one rank.
+    repeats: runs one rank again, and returns whether the results are equal.
     """
     mine, alone = [record.steps[first.step] for record in many], one.steps[first.step]
     if any(step.random for step in (*mine, alone)):
@@ -183,7 +186,7 @@ def _explain_gradients(first: Difference, mine: Sequence[Step], alone: Step, ini
     adds_up = bool(loss) and _is(total / (loss or 1.0), 1.0)
     if first.what == "gradients" or (first.what == "loss" and adds_up and alone.gradients):
         factor, cosine = ratio(mine[0].gradients, alone.gradients)
-    elif first.what == "parameters" and first.step == 0 and not alone.gradients:  # Keras: how far the first step went
+    elif first.what == "parameters" and first.step == 0 and not alone.gradients:  # Keras: use the first update
         factor, cosine = ratio(
             {name: value - initial.get(name, 0.0) for name, value in mine[0].parameters.items()},
             {name: value - initial.get(name, 0.0) for name, value in alone.parameters.items()},

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]
 
-#: Most elements of a tensor that are recorded; of a larger one every second, third, ...
+#: Most elements of a tensor that are recorded; of a larger tensor every second, third, ... is recorded.
 KEPT = 65_536
 
 
@@ -22,11 +22,16 @@ KEPT = 65_536
 class Step:
     """One step of one optimizer.
 
-    optimizer: its number, in the order of first steps. loss: the mean of the losses that backward() was called on; None
-    if it was not seen. rates: the learning rate of each group in this step. first_rates: the same before any schedule.
-    rows: samples since the step before. hashes: one for each of them. random: were random numbers drawn between the
-    batch and backward()? momentum: what a callback has multiplied it by since the step before. gradients: what the
-    optimizer was given. parameters: what it left.
+    optimizer: its number, in the order of first steps.
+    loss: the mean of the losses on which backward() was called; None if none was seen.
+    rates: the learning rate of each group in this step.
+    first_rates: the learning rates before any schedule.
+    rows: number of samples since the previous step.
+    hashes: a hash of each of these samples.
+    random: were random numbers drawn between the batch and backward()?
+    momentum: factor by which a callback has multiplied the momentum since the previous step.
+    gradients: the gradients that the optimizer received.
+    parameters: the parameters after the step.
     """
 
     optimizer: int
@@ -45,8 +50,11 @@ class Step:
 class Loader:
     """A source of training batches: its samples in an epoch, and the size of its batches.
 
-    number: which DataLoader, or fit(), of the script. drop_last: is a last batch that is not full left out?
-    batches: what len() of it says.
+    number: number of the DataLoader, or fit(), in the script.
+    samples: number of samples.
+    batch: samples of a batch.
+    drop_last: is an incomplete last batch left out?
+    batches: its len().
     """
 
     number: int
@@ -60,9 +68,15 @@ class Loader:
 class RankRecord:
     """The record of one rank.
 
-    framework: "torch", "keras", or "" if no step was seen. batch_norm: names of layers that normalise by the batch of
-    one rank. dropout: was any switched off? half: was anything computed in 16 bits? other_start: did the script begin
-    with other parameters than the ranks, which were then overwritten? initial: parameters before the first step.
+    rank, size: the rank, and the number of ranks.
+    framework: "torch", "keras", or "" if no step was seen.
+    batch_norm: names of layers that normalise by the batch of one rank.
+    dropout: was any dropout switched off?
+    half: was anything computed in 16 bits?
+    other_start: did the script begin with parameters other than the ranks', which then replaced them?
+    loaders: its sources of batches.
+    initial: parameters before the first step.
+    steps: its steps.
     """
 
     rank: int
@@ -84,7 +98,7 @@ def thin(values: Any) -> Array:
 
 
 def write_record(record: RankRecord, folder: Path) -> None:
-    """Write the record of this rank; it is complete when its file has the name that `read_records` looks for."""
+    """Write the record of this rank; it is complete once its file has the name that `read_records` expects."""
     temporary = folder / f"rank-{record.rank}.tmp"
     temporary.write_bytes(pickle.dumps(record))
     temporary.replace(folder / f"rank-{record.rank}.pickle")
@@ -96,7 +110,7 @@ def read_records(folder: Path) -> list[RankRecord]:
     return sorted(records, key=lambda record: record.rank)
 
 
-#: Rounding of float32, in parts of a tensor's norm, that one step may add to it.
+#: Rounding of float32, relative to a tensor's norm, that one step may add to it.
 _ROUNDING = 4e-7
 
 
@@ -104,7 +118,8 @@ _ROUNDING = 4e-7
 class Limits:
     """Tolerances: of losses relative to the loss, of gradients to their norm, of parameters to their movement.
 
-    Parameters get more: where a gradient is all but zero, an optimizer that divides by its size steps by its rounding.
+    Parameters have a larger tolerance: where a gradient is nearly zero, an optimizer that divides by its size takes a
+    step of the size of its rounding.
     """
 
     loss: float = 1e-4
@@ -112,13 +127,20 @@ class Limits:
     parameters: float = 2e-2
 
 
-#: Tolerances where some values are computed in 16 bits.
+#: Tolerances if some values are computed in 16 bits.
 HALF = Limits(3e-2, 1e-1, 3e-1)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference in a step. what: "loss", "gradients" or "parameters". tensor: "" for a loss."""
+    """A difference in a step.
+
+    step: its number.
+    what: "loss", "gradients" or "parameters".
+    tensor: name of the tensor; "" for a loss.
+    size: the relative difference.
+    equal: is it within the tolerance?
+    """
 
     step: int
     what: str
@@ -179,9 +201,10 @@ def ratio(ones: Arrays, others: Arrays) -> tuple[float, float]:
 
 
 def _largest(ones: Arrays, others: Arrays, start: Arrays, rounding: float = 0.0) -> tuple[str, float]:
-    """Find the tensor with the largest distance, over its distance from its start (zero without one).
+    """Find the tensor with the largest distance, relative to its movement from its start (zero if it has none).
 
-    The divisor is at least a tenth of that of all tensors: in small ones, rounding at a kink of an activation shows.
+    The divisor is at least a tenth of the movement of all tensors: in small tensors, rounding at a kink of an
+    activation is visible.
     """
     moved = {name: _norm(value - start.get(name, np.zeros(1))) for name, value in others.items()}
     least = 0.1 * float(np.sqrt(sum(size**2 for size in moved.values()))) or 1e-30

@@ -1,4 +1,4 @@
-"""The runs that are compared: the script on many ranks, then on one rank that is given the same batches."""
+"""The runs that are compared: the script on many ranks, then on one rank with the same batches."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from hvdkit.tools.compare.records import RankRecord, read_records
 from hvdkit.tools.compare.verdict import judge, print_verdict, show_json
 from hvdkit.tools.training_command import PLACEMENT, HvdrunOption, read_ranks, split_command
 
-_TAIL = 15  # lines of a run that failed
+_TAIL = 15  # number of last lines shown of a failed run
 _ONE_RANK = (HvdrunOption("np", ("-np", "1", "-H", "localhost:1")),)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """The plan of the runs.
 
-    hvdrun: options of the run on many ranks. ranks: their number; 0 if the hosts decide. shared: ranks may be on other
-    hosts. steps: of an optimizer. own_rates: keep the learning rates that the script sets on one rank.
-    limit_s: of each run.
+    script: the script with its arguments.
+    hvdrun: options of hvdrun for the run on many ranks.
+    ranks: number of ranks; 0 if the hosts decide.
+    shared: ranks may be on other hosts.
+    steps: steps of an optimizer.
+    own_rates: keep the learning rates that the script sets on one rank.
+    limit_s: time limit of each run.
     """
 
     script: tuple[str, ...]
@@ -75,7 +79,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def plan_runs(options: argparse.Namespace) -> Plan:
-    """Plan the runs: on this host unless hosts are given. Raises CompareError for what cannot be compared."""
+    """Plan the runs: on this host unless hosts are given. Raises CompareError for options that cannot be compared."""
     hvdrun, script = split_command(options.command, options.hvdrun)
     if not script:
         raise CompareError("No script was given. Example: hvdkit compare -np 2 -- python train.py")
@@ -100,10 +104,15 @@ def run_script(
     environ: Mapping[str, str],
     others: Path | None = None,
 ) -> list[RankRecord]:
-    """Run the script and return what its ranks recorded.
+    """Run the script and return the records of its ranks.
 
-    ranks: their number, 0 if unknown. folder: is made for this run. others: the folder of the run on many ranks, whose
-    batches one rank takes. Raises CompareError if the run fails, takes too long, or a rank has recorded nothing.
+    plan: the plan.
+    hvdrun: options of hvdrun.
+    ranks: number of ranks, 0 if unknown.
+    folder: the folder to make for this run.
+    environ: the variables of this process.
+    others: the folder of the run on many ranks, whose batches one rank takes.
+    Raises CompareError if the run fails, takes too long, or a rank has recorded nothing.
     """
     folder.mkdir()
     settings = {
@@ -125,7 +134,7 @@ def run_script(
         )
     steps = [len(record.steps) for record in records] + [0] * (ranks - len(records))
     if min(steps) >= plan.steps:
-        return records  # the exit code does not matter then, as the processes were ended
+        return records  # the exit code is ignored, because the recorder ended the processes
     who, tail = f"{ranks} ranks" if ranks > 1 else "1 rank", _tail(folder / "output")
     if code is None:
         raise CompareError(
@@ -159,7 +168,7 @@ def run_script(
 
 @contextmanager
 def _make_folder(plan: Plan) -> Iterator[Path]:
-    """Make a private folder for the records: in the working folder, which hosts share, if there are several."""
+    """Make a private folder for the records: with several hosts in the working folder, which they share."""
     if plan.shared:
         try:
             folder = tempfile.TemporaryDirectory(prefix=".hvdkit-compare-", dir=Path.cwd())

@@ -18,9 +18,9 @@ from hvdkit.tools.compare.causes import Cause
 from hvdkit.tools.compare.records import HALF, Difference, Limits, RankRecord, compare_steps, within
 from hvdkit.transport.buffer import Array
 
-#: The largest part of its norm by which a gradient may differ in one step, where an activation's input flips its sign.
+#: Largest relative difference of a gradient in one step in which an activation's input flips its sign.
 _LARGEST_FLIP = 5e-2
-#: Gradients of layers that the flip does not reach are equal within this part of their norm.
+#: Gradients of layers that the flip does not reach are equal within this relative difference.
 _EQUAL = 1e-5
 
 
@@ -28,8 +28,14 @@ _EQUAL = 1e-5
 class Verdict:
     """The result of a comparison.
 
-    within: distance of all parameters after the last step, relative to their norm. first: the first difference beyond
-    the tolerance. differences: all that were computed. notes: remarks for the reader.
+    ranks: number of ranks.
+    steps: number of steps.
+    equal: are the runs equal?
+    within: distance of all parameters after the last step, relative to their norm.
+    first: the first difference beyond the tolerance.
+    causes: its likely causes.
+    differences: all computed differences.
+    notes: remarks for the reader.
     """
 
     ranks: int
@@ -51,11 +57,14 @@ def judge(
     wrapped: bool = False,
     own_rates: bool = False,
 ) -> Verdict:
-    """Compare the run on many ranks with that on one.
+    """Compare the run on many ranks with the run on one.
 
-    run_again: runs the script on one rank once more; called to see whether it is deterministic.
-    wrapped: hvdkit shards the data and scales the learning rate, so neither is checked. own_rates: one rank kept the
-    learning rate that the script sets on it.
+    many: the records of the run on many ranks.
+    one: the record of the run on one rank.
+    run_again: runs the script on one rank once more; called to check whether it is deterministic.
+    limits: tolerances; None for those of the dtype.
+    wrapped: hvdkit shards the data and scales the learning rate, so neither is checked.
+    own_rates: one rank kept the learning rate that the script sets on it.
     Raises CompareError for runs that cannot be compared.
     """
 
@@ -100,9 +109,9 @@ def judge(
 def _is_sign_flip(differences: Sequence[Difference], many: RankRecord, one: RankRecord, steps: int) -> bool:
     """Do gradients differ a little in one step, and nothing else then or later, as if a ReLU's input flipped its sign?
 
-    Its derivative jumps where the input is zero, so rounding of the input decides. In the layer before it a few
-    elements differ; the layers behind it have equal gradients. A wrong divisor, clipping or a lost sample change all
-    elements of a layer, or all layers.
+    A ReLU's derivative jumps at zero, so rounding of the input decides. In the layer before the ReLU a few elements
+    differ; the layers behind it have equal gradients. A wrong divisor, clipping or a lost sample change all elements of
+    a layer, or all layers.
     """
     unequal = [each for each in differences if not each.equal]
     only = unequal[0] if len(unequal) == 1 else None
@@ -176,7 +185,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
 
 
 def summarise(verdict: Verdict) -> str:
-    """Write the verdict in a sentence."""
+    """Write the verdict as a sentence."""
     steps = f"{verdict.steps} step{'s' * (verdict.steps > 1)}"
     if verdict.equal:
         return (

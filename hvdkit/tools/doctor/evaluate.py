@@ -39,7 +39,7 @@ from hvdkit.tools.doctor.survey import Survey
 
 Check = Callable[[HostFacts, JobRequest], Iterable[Finding]]
 
-#: Of each host.
+#: Checks of each host.
 HOST_CHECKS: tuple[Check, ...] = (
     software.check_packages,
     mpi.check_mpi,
@@ -52,17 +52,17 @@ HOST_CHECKS: tuple[Check, ...] = (
     network.check_names,
     network.check_interfaces,
 )
-#: Of the job, on the host that it is started from.
+#: Checks of the job, on the host that starts it.
 JOB_CHECKS: tuple[Check, ...] = (check_scheduler, mpi.check_srun, check_variables, check_script)
 
 
 def check_host(facts: HostFacts, job: JobRequest | None = None) -> list[Finding]:
-    """Find everything that is wrong on a host and with the job, the worst first."""
+    """Find all problems of a host and of the job, the worst first."""
     return find(HOST_CHECKS + JOB_CHECKS, facts, job or JobRequest())
 
 
 def find(checks: Iterable[Check], facts: HostFacts, job: JobRequest) -> list[Finding]:
-    """Run some checks; the worst findings stand first."""
+    """Run some checks; returns the findings, the worst first."""
     return sort_findings(finding for check in checks for finding in check(facts, job))
 
 
@@ -81,7 +81,7 @@ SURVEY_CHECKS: tuple[Callable[[Survey], Iterable[Finding]], ...] = (
 
 
 def evaluate(survey: Survey, job: JobRequest) -> list[Finding]:
-    """Find everything that is wrong, the worst first; what is the same on several hosts is one finding."""
+    """Find all problems, the worst first; equal findings on several hosts become one."""
     findings = [finding for check in SURVEY_CHECKS for finding in check(survey)]
     findings += find(JOB_CHECKS, survey.here, job)
     slots = {host.name: host.slots for host in survey.hosts}
@@ -92,7 +92,7 @@ def evaluate(survey: Survey, job: JobRequest) -> list[Finding]:
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
-    """Make one finding of those that say the same of different hosts."""
+    """Merge findings that are equal except for their hosts."""
     merged: dict[tuple[str, str, str, str], Finding] = {}
     for finding in findings:
         key = (finding.severity, finding.name, finding.seen, finding.cure)
@@ -170,7 +170,7 @@ def _print_report(
 
 @contextlib.contextmanager
 def _show_progress(options: DoctorOptions) -> Iterator[Callable[[str], object]]:
-    """Show on a terminal what is being done."""
+    """Show the current step on a terminal."""
     console = Console(stderr=True)
     if options.json or options.quiet or not console.is_terminal:
         yield lambda text: None

@@ -1,4 +1,4 @@
-"""What is collected of a host, as data."""
+"""The facts of a host, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.launch.plan.network import InterfaceAddress
 
 T = TypeVar("T")
 
-#: A limit that is none.
+#: The value of an unlimited resource.
 UNLIMITED = -1
 
 
@@ -20,8 +20,10 @@ UNLIMITED = -1
 class HostNetwork:
     """The addresses of a host.
 
-    addresses: those that its own name resolves to there, () for none; localhost: those of that name. interfaces: IPv4
-    addresses, that of the loopback interface first; () where the system cannot be asked.
+    addresses: addresses to which its own name resolves there, () for none.
+    localhost: addresses to which localhost resolves.
+    interfaces: IPv4 addresses, that of the loopback interface first; () if the system does not list them.
+    loopback_up: is the loopback interface up?
     """
 
     addresses: tuple[str, ...] = ()
@@ -41,7 +43,7 @@ class ResourceLimits:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """cores: of the machine. allowed: those that this process may use. quota: of time, in cores; 0 for none."""
+    """Cores of the machine. allowed: cores that this process may use. quota: of time, in cores; 0 for none."""
 
     cores: int = 0
     allowed: tuple[int, ...] = ()
@@ -59,7 +61,14 @@ class Leftover:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """The folder for node-shared memory. total_bytes: -1 if it is not there. filesystem: its kind, best tmpfs."""
+    """The folder for node-shared memory.
+
+    folder: its path.
+    total_bytes: its size; -1 if it does not exist.
+    free_bytes: free bytes.
+    filesystem: its type, ideally tmpfs.
+    leftovers: files that no process uses any more.
+    """
 
     folder: str = "/dev/shm"
     total_bytes: int = -1
@@ -70,7 +79,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class Clock:
-    """now: seconds since 1970. newest: when the newest of hvdkit's own files was written."""
+    """The clock. now: seconds since 1970. newest: when the newest of hvdkit's own files was written."""
 
     now: float = 0.0
     newest: float = 0.0
@@ -87,9 +96,12 @@ class FastNetworks:
 
 @dataclass(frozen=True)
 class Trial:
-    """Two ranks, tried. mpirun: what started them. sizes: of the world, as each saw it; error: why there are not two.
+    """A trial start of two ranks.
 
-    kinds: of srun, what it offers for --mpi.
+    mpirun: the program that started them.
+    sizes: size of the world as each rank reported it.
+    error: the reason if two ranks did not report.
+    kinds: the values that srun offers for --mpi.
     """
 
     mpirun: str = ""
@@ -100,7 +112,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Port:
-    """A port that MASTER_PORT names. free: nothing listens there on this host."""
+    """The port of MASTER_PORT. free: no process listens there on this host."""
 
     number: int = 0
     free: bool = True
@@ -108,7 +120,19 @@ class Port:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The machine. trial: of the mpirun on PATH; srun: of srun, in an allocation. prefix_filesystem: of Python's."""
+    """The machine.
+
+    network: its addresses.
+    limits: soft limits of this process.
+    cpu: its cores.
+    shared: the folder for node-shared memory.
+    clock: its clock.
+    fabrics: its fast networks.
+    trial: two ranks, started with the mpirun on PATH.
+    srun: two ranks, started with srun in an allocation.
+    port: the port of MASTER_PORT.
+    prefix_filesystem: type of the file system of Python's prefix.
+    """
 
     network: HostNetwork = HostNetwork()
     limits: ResourceLimits = ResourceLimits()
@@ -122,7 +146,7 @@ class MachineFacts:
     prefix_filesystem: str = ""
 
 
-#: Kinds of MPI, and of what else starts ranks, as people call them.
+#: Names of the kinds of MPI, and of other launchers, for messages.
 KIND_NAMES = {
     "open_mpi": "Open MPI",
     "mpich": "MPICH",
@@ -142,10 +166,13 @@ _VERSION = re.compile(r"(?:version\s*:?\s*|library\s+|\bv)(\d[\w.]*)", re.IGNORE
 class MpiLibrary:
     """The MPI library that mpi4py loads.
 
-    mpi4py: its version, "" if it is not installed. library: its version text, in one line; "" if none
-    was loaded. kind: open_mpi, mpich, intel_mpi, cray_mpich, mvapich, or "" for one that is not known.
-    path: of the file. standard: the version of the MPI standard. threads: the level that it started with, "" if it did
-    not start. error: why it was not loaded, or did not start.
+    mpi4py: its version, "" if it is not installed.
+    library: its version text, in one line; "" if none was loaded.
+    kind: open_mpi, mpich, intel_mpi, cray_mpich, mvapich, or "" for an unknown one.
+    path: path of the file.
+    standard: the version of the MPI standard.
+    threads: the thread level that it started with, "" if it did not start.
+    error: why it was not loaded, or did not start.
     """
 
     mpi4py: str = ""
@@ -158,7 +185,7 @@ class MpiLibrary:
 
     @property
     def name(self) -> str:
-        """What it is called, with its version: "MPICH 5.0.2"; "" if none was loaded."""
+        """Its name with its version: "MPICH 5.0.2"; "" if none was loaded."""
         version = _VERSION.search(self.library)
         if self.kind not in KIND_NAMES or version is None:
             return self.library.partition(",")[0][:60]
@@ -167,7 +194,13 @@ class MpiLibrary:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts ranks. name: as on PATH. kind, version: as it prints; "" with the error if it does not."""
+    """A program that starts ranks.
+
+    name: its name on PATH.
+    path: its path.
+    kind, version: as it prints them; "" if it prints none.
+    error: the reason for which it prints none.
+    """
 
     name: str
     path: str
@@ -178,7 +211,10 @@ class Launcher:
 
 @dataclass(frozen=True)
 class HvdrunMpi:
-    """The mpirun that hvdrun takes, or why there is none. site: it is not of this Python environment."""
+    """The mpirun that hvdrun uses, or the reason for which it has none.
+
+    site: it is outside of this Python environment.
+    """
 
     mpirun: str = ""
     kind: str = ""
@@ -191,10 +227,14 @@ class HvdrunMpi:
 
 @dataclass(frozen=True)
 class Horovod:
-    """Horovod as it is installed; version is "" if it is not.
+    """The installed Horovod; version is "" if it is not installed.
 
-    bindings: the frameworks whose library is there. built_for: framework -> the version it was compiled for.
-    parts: of mpi, gloo, nccl, cuda, rocm, ccl, ddl, those that are built in. loaded: the bindings that could be loaded.
+    version: its version.
+    folder: its folder.
+    bindings: the frameworks for which it has a library.
+    built_for: framework -> the version for which the library was compiled.
+    parts: the built-in features, out of mpi, gloo, nccl, cuda, rocm, ccl, ddl.
+    loaded: the bindings that could be loaded.
     errors: framework -> why its binding could not be loaded.
     """
 
@@ -209,7 +249,7 @@ class Horovod:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver shows it. used_bytes: of its memory, by all processes; 0 if unknown."""
+    """A GPU as its driver shows it. used_bytes: memory in use by all processes; 0 if unknown."""
 
     index: int
     uuid: str
@@ -222,12 +262,18 @@ class Gpu:
 class Accelerators:
     """GPUs, and the libraries for them.
 
-    gpus: all of the host, also those that the variables hide. devices: files in /dev that say there are GPUs.
-    driver: its version. error: why the driver's tool does not answer. visible: CUDA_VISIBLE_DEVICES, None if not set.
-    driver_cuda: the newest CUDA that it runs, "" if unknown. nccl, nccl_path: the version, if known, and where it is;
-    nccl_error: why it cannot be loaded. nccl_wheels: those installed, with their versions. cuda_home: of a toolkit.
-    torch_cuda: for which CUDA torch was built, "" for a build for CPUs; cuda_of: the same of TensorFlow and JAX, by
-    name, without those that are not installed.
+    gpus: all GPUs of the host, also those that the variables hide.
+    devices: files in /dev that show that the host has GPUs.
+    driver: its version.
+    driver_cuda: the newest CUDA that the driver runs, "" if unknown.
+    error: why the driver's tool does not work.
+    visible: CUDA_VISIBLE_DEVICES, None if not set.
+    nccl, nccl_path: NCCL's version, if known, and its path.
+    nccl_error: why it cannot be loaded.
+    nccl_wheels: the installed wheels of NCCL, with their versions.
+    cuda_home: folder of a toolkit.
+    torch_cuda: the CUDA for which torch was built, "" for a build for CPUs.
+    cuda_of: the same for TensorFlow and JAX, by name, if installed.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -247,12 +293,13 @@ class Accelerators:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """All of one host and one Python environment.
+    """All facts of one host and one Python environment.
 
-    packages: name -> version of what matters here, without those that are missing.
+    packages: name -> version of the relevant packages that are installed.
     keras_backend, keras_backend_origin: the backend of Keras, and the origin of that setting.
-    settings: of hvdkit, name -> value; settings_error: why they cannot be read. environ: the variables that matter
-    here.
+    settings: hvdkit's settings, name -> value.
+    settings_error: why they cannot be read.
+    environ: the relevant variables.
     """
 
     host: str = ""
@@ -277,7 +324,7 @@ class HostFacts:
 
 
 def decode(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a dataclass from what json has read; unknown fields are left out, missing ones get their defaults."""
+    """Build a dataclass from decoded JSON; unknown fields are ignored, missing fields get their defaults."""
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: _build_field(hints[name], value) for name, value in data.items() if name in known})

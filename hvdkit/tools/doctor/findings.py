@@ -1,4 +1,4 @@
-"""What is wrong and the cure, and the job that is asked about."""
+"""Findings of doctor, with the cure, and the job that the checks are about."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth knowing.
+    """A problem, or a fact worth knowing.
 
-    severity: error: a job fails or computes something else. warning: it may, or is slow. note: no harm here.
-    name: which check found it, the same for every release: "shm-small". seen, cure: a sentence each, or more.
-    hosts: where; () is this machine.
+    severity: "error": a job fails or computes a wrong result. "warning": it may, or is slow. "note": no harm.
+    name: the check's stable identifier, the same in every release: "shm-small".
+    seen: what was found, a sentence or more.
+    cure: what to do, a sentence or more.
+    hosts: the hosts concerned; () is this machine.
     """
 
     severity: Severity
@@ -31,22 +33,22 @@ class Finding:
 
     @classmethod
     def error(cls, name: str, seen: str, cure: str, hosts: tuple[str, ...] = ()) -> Finding:
-        """Make one of this severity."""
+        """Make a finding of this severity."""
         return cls("error", name, seen, cure, hosts)
 
     @classmethod
     def warning(cls, name: str, seen: str, cure: str, hosts: tuple[str, ...] = ()) -> Finding:
-        """Make one of this severity."""
+        """Make a finding of this severity."""
         return cls("warning", name, seen, cure, hosts)
 
     @classmethod
     def note(cls, name: str, seen: str, cure: str, hosts: tuple[str, ...] = ()) -> Finding:
-        """Make one of this severity."""
+        """Make a finding of this severity."""
         return cls("note", name, seen, cure, hosts)
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort by severity, the worst first; otherwise the order stays."""
+    """Sort by severity, the worst first; the order is otherwise unchanged."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -57,9 +59,13 @@ def exit_code(findings: Iterable[Finding], *, strict: bool = False) -> int:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """hosts: how many. ranks: of all hosts, as requested; 0 if unknown. slots: of all hosts; 0 if unknown.
+    """The job that the checks are about.
 
-    ranks_here: that this host would get; 0 if unknown.
+    hosts: number of hosts.
+    ranks: number of ranks on all hosts, as requested; 0 if unknown.
+    slots: number of slots on all hosts; 0 if unknown.
+    ranks_here: number of ranks for this host; 0 if unknown.
+    script: facts about the training script; None without one.
     """
 
     hosts: int = 1

@@ -9,7 +9,7 @@ from hvdkit.launch.hostfiles import AUTO
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """The options by their names; None and "" stand for one that is not given. ranks: 0 for none."""
+    """The options by their names; None and "" stand for an option that is not given. ranks: 0 for none."""
 
     hosts: str | None = None
     hostfile: str | None = None

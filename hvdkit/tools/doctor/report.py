@@ -1,4 +1,4 @@
-"""What doctor prints: the verdict and the findings first, then tables if they are asked for; or JSON for programs."""
+"""Output of doctor: the verdict and the findings first, then requested tables; or JSON for programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = tuple[str, ...]
 
 
 def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool = False) -> None:
-    """Print how many findings there are, then each as a short paragraph. quiet: only errors and warnings."""
+    """Print the number of findings, then each as a short paragraph. quiet: only errors and warnings."""
     counts = {name: sum(finding.severity == name for finding in findings) for name in SEVERITIES}
     if not quiet:
         verdict = ", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
@@ -49,7 +49,7 @@ def print_verdict(findings: Sequence[Finding], console: Console, *, quiet: bool 
 
 
 def print_host_tables(facts: HostFacts, console: Console) -> None:
-    """Print what is installed on a host, which engines and transports work, and which are chosen."""
+    """Print the installed software of a host, the engines and transports that work, and the chosen ones."""
     console.print(build_table(f"installed on {facts.host}", ("part", "version", "location"), list_parts(facts)))
     abilities = [*_list_abilities("engine", assess_engines(facts)), *_list_abilities("", assess_transports(facts))]
     console.print(build_table("engines and transports", ("", "name", "works", "reason"), abilities))
@@ -70,7 +70,7 @@ def print_survey_tables(survey: Survey, console: Console) -> None:
 
 
 def describe_small_job(survey: Survey) -> str:
-    """Describe the result of the small job in a sentence; "" if there is none."""
+    """Describe the result of the small job in a sentence; "" if it was not run."""
     job = survey.allreduce
     if job is None or job.error:
         return ""
@@ -83,7 +83,7 @@ def describe_small_job(survey: Survey) -> str:
 
 
 def list_parts(facts: HostFacts) -> Iterator[Row]:
-    """List what is installed; a missing part is a row too."""
+    """List the installed software; missing software has a row too."""
     packages = facts.packages
     yield "Python", facts.python, facts.executable
     yield "hvdkit", facts.hvdkit, facts.hvdkit_folder
@@ -208,7 +208,7 @@ def _describe_bandwidth(survey: Survey, subnet: str) -> str:
 
 
 def build_document(facts: HostFacts, findings: Sequence[Finding], *, code: int) -> dict[str, Any]:
-    """Build what --json prints: facts, abilities, choices, findings, and how many there are of each severity.
+    """Build the document for --json: facts, abilities, choices, findings, and the number of each severity.
 
     code: the exit code.
     """
@@ -222,7 +222,7 @@ def build_document(facts: HostFacts, findings: Sequence[Finding], *, code: int) 
 
 
 def build_survey_document(survey: Survey, findings: Sequence[Finding], *, code: int) -> dict[str, Any]:
-    """The same of several hosts: what was seen of each and between them, then findings."""
+    """Build the document for several hosts: facts of each and of connections, then findings."""
     return {**asdict(survey), **_conclude(findings, code)}
 
 

@@ -1,4 +1,4 @@
-"""hvdkit doctor --settings: every setting, its value, and where that comes from."""
+"""hvdkit doctor --settings: every setting, its value, and the origin of that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.setting import Setting
 
 
 def show_settings(*, as_json: bool) -> None:
-    """Print all settings. Raises ConfigError for variables, or a file of --tuned, that cannot be understood."""
+    """Print all settings. Raises ConfigError for invalid variables or an invalid file of --tuned."""
     settings = with_tuned(read_settings())
     if as_json:
         print(json.dumps([_describe(setting) for setting in settings], indent=2))
@@ -21,7 +21,7 @@ def show_settings(*, as_json: bool) -> None:
 
 
 def with_tuned(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings, with those of the file of --tuned in place of defaults; each plan uses its own entry."""
+    """Replace defaults of settings by the values of the file of --tuned; each plan uses its own entry."""
     path = next(setting.value for setting in settings if setting.name == "tuned")
     entries = read_entries(path) if path else []
     found = []
@@ -50,14 +50,14 @@ def _describe(setting: Setting) -> dict[str, object]:
 
 
 def _print_table(settings: Sequence[Setting]) -> None:
-    from rich.box import SIMPLE  # rich takes longer to load than --version takes to answer
+    from rich.box import SIMPLE  # importing rich takes longer than --version needs
     from rich.console import Console
     from rich.table import Table
 
-    # The last column gets what the others leave: with four minimums rich makes the table wider than the console, which
-    # then loses the ends of lines.
+    # The last column gets the width that the others leave: with four minimum widths rich makes the table wider than the
+    # console, which then loses the ends of lines.
     table = Table(title="hvdkit settings", box=SIMPLE, expand=True)
-    longest = max(len(setting.variable) for setting in settings)  # a long value is folded, a name never is
+    longest = max(len(setting.variable) for setting in settings)  # a long value is wrapped, a name never is
     for title, width in (("variable", longest), ("value", 8), ("from", 11)):
         table.add_column(title, min_width=width, overflow="fold")
     table.add_column("meaning", ratio=1, overflow="fold")

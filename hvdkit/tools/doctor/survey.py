@@ -1,4 +1,4 @@
-"""What is collected of several hosts and of the connections between them, as data."""
+"""The facts of several hosts and of the connections between them, as data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from hvdkit.launch.plan.network import HostInterfaces, find_shared_subnets, is_inside
 from hvdkit.tools.doctor.facts import HostFacts
 
-#: A sum may take this many times what the network would allow, and this many seconds more, before it is called slow.
+#: A sum may take this many times the network's time, and this many seconds more, before it counts as slow.
 _FACTOR, _SLACK_S = 3.0, 0.1
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no agent. status: of ssh or srun, None if it was ended after a time; said: what it wrote."""
+    """Why a host has no agent. status: of ssh or srun, None if it was ended after a time limit. said: its output."""
 
     status: int | None
     said: str
@@ -23,8 +23,12 @@ class Failure:
 class HostReport:
     """One host of the job.
 
-    name: as it is listed. slots: 0 if the list does not say. offset_s: how far its clock is ahead of this host's;
-    error_s: the error of that. facts: None if there is no agent; failure is then the reason.
+    name: its name in the list of hosts.
+    slots: 0 if the list does not give them.
+    facts: None without an agent.
+    failure: the reason if it has no agent.
+    offset_s: how far its clock is ahead of this host's.
+    error_s: the error of offset_s.
     """
 
     name: str
@@ -48,9 +52,12 @@ class Lookup:
 class ConnectionAttempt:
     """A connection from a host to an address of another one.
 
-    named: the address is one of the target's name there; else it is one of its interfaces. problem: "" if the
-    target's agent answered; else "timeout", "refused", "other" (another process answered), or the system's message.
-    mbit: how fast data came, 0 if that was not measured.
+    source, target: the hosts.
+    address: the address of the target.
+    named: the source resolves the target's name to this address; else it is of one of the target's interfaces.
+    problem: "" if the target's agent answered; else "timeout", "refused", "other" (another process answered), or the
+        system's message.
+    mbit: measured rate in Mbit/s, 0 if it was not measured.
     """
 
     source: str
@@ -72,7 +79,14 @@ class Login:
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of the small job. cores: that it may use. visible: its CUDA_VISIBLE_DEVICES, None if not set."""
+    """A rank of the small job.
+
+    rank: its number.
+    host: its host.
+    size: size of its world.
+    cores: number of cores that it may use.
+    visible: its CUDA_VISIBLE_DEVICES, None if not set.
+    """
 
     rank: int
     host: str
@@ -83,9 +97,16 @@ class Rank:
 
 @dataclass(frozen=True)
 class Allreduce:
-    """The small job. bytes: summed. seconds: the median. expected_s: what the network between the hosts should give.
+    """The result of the small job.
 
-    error: why there is no time. remedy: the variable with which it then ran, or ran much faster; remedy_s: in how long.
+    bytes: number of summed bytes.
+    seconds: the median.
+    expected_s: expected time over the network between the hosts.
+    transport: its transport.
+    ranks: its ranks.
+    error: the reason if it gave no time.
+    remedy: the variable with which it then ran, or ran much faster.
+    remedy_s: its time with that variable.
     """
 
     bytes: int = 0
@@ -105,9 +126,17 @@ class Allreduce:
 
 @dataclass(frozen=True)
 class Survey:
-    """All of it. here: the facts of the host that asks, which need not be one of the job's. via: ssh or srun.
+    """The whole survey.
 
-    ssh_options: -p and -i with their values, where they were given.
+    here: the facts of the host that runs doctor, which need not be one of the job's.
+    hosts: the hosts of the job.
+    via: "ssh" or "srun".
+    ssh_options: -p and -i with their values, if they were given.
+    lookups: addresses of names on the hosts.
+    reaches: connections between the hosts.
+    logins: ssh between the hosts.
+    allreduce: the small job; None if it was not run.
+    seconds: duration of the survey.
     """
 
     here: HostFacts
@@ -137,12 +166,12 @@ def subnets_of(facts: HostFacts) -> set[str]:
 
 
 def subnet_of(facts: HostFacts, address: str) -> str:
-    """Find the subnet of one of a host's addresses; "" if it is not one of them."""
+    """Find the subnet of one of a host's addresses; "" for another address."""
     return next((each.subnet for each in facts.machine.network.interfaces if each.address == address), "")
 
 
 def find_common_subnets(survey: Survey) -> list[str]:
-    """List the subnets in which every host reached every other one that it tried, the fastest first."""
+    """List the subnets in which every host reached all others that it tried, the fastest first."""
     hosts = survey.answering
     attempts = [each for each in survey.reaches if {each.source, each.target} <= hosts.keys()]
     pairs = {(each.source, each.target) for each in attempts}

@@ -1,1 +1,1 @@
-"""hvdkit profile: where the time of a training job goes."""
+"""hvdkit profile: shows how a training job spends its time."""

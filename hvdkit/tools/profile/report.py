@@ -1,4 +1,4 @@
-"""The report: the verdict, and drawings of what it rests on, in one HTML file; and the steps as a Chrome trace."""
+"""The report: the verdict and drawings of its data in one HTML file; and the steps as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from hvdkit.tools.charts import build_page, draw_bars, draw_lines, embed, label_
 class Span:
     """An activity between two times, on the clock of its Steps.
 
-    rank: its index among steps.ranks. kind: of Shares, or "bucket". step: number of the round. began, ended: times.
-    bucket: its number, None for what training did. detail: its tensors.
+    rank: its index among steps.ranks.
+    kind: one of the kinds of Shares, or "bucket".
+    step: number of the round.
+    began, ended: times.
+    bucket: its number, None for an activity of the training.
+    detail: its tensors.
     """
 
     rank: int
@@ -35,7 +39,7 @@ class Span:
 
 
 def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
-    """The spans of the steps with these indices in `steps`, rank by rank, in the order of time."""
+    """Yield the spans of the steps with these indices in `steps`, rank by rank and step by step."""
     chosen = list(which)
     for rank in range(len(steps.ranks)):
         for at in chosen:
@@ -49,7 +53,7 @@ def list_spans(steps: Steps, which: Iterable[int]) -> Iterator[Span]:
 
 
 def _training(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float]]:
-    """Kind, begin and end of what training did in a step; what is no wait, copy or load is compute."""
+    """Yield kind, begin and end of the training's activities in a step; time without wait, copy or load is compute."""
     now = float(steps.began[rank, at])
     for kind, began, ended in sorted(_stops(steps, rank, at), key=lambda stop: stop[1]):
         began = max(began, now)
@@ -77,7 +81,7 @@ def _stops(steps: Steps, rank: int, at: int) -> Iterator[tuple[str, float, float
 
 
 _LINES = ("training", "buckets")
-#: In a trace: names, and colours of Chrome's own palette.
+#: Names in a trace, and colours of Chrome's own palette.
 _TRACED = {
     "compute": ("compute", "good"),
     "loading": ("waiting for data", "bad"),
@@ -88,7 +92,7 @@ _TRACED = {
 
 
 def build_trace(found: Analysis) -> dict[str, Any]:
-    """The trace, in the JSON Object Format; time begins with the first step."""
+    """Build the trace, in the JSON Object Format; time begins with the first step."""
     events: list[dict[str, Any]] = []
     for rank in found.steps.ranks:
         name = {"name": f"rank {rank.rank} ({rank.host})"}
@@ -113,9 +117,9 @@ def build_trace(found: Analysis) -> dict[str, Any]:
 
 
 _OPTION = "--output"
-_STEPS = 4  # in the timeline
-_RANKS = 32  # in drawings
-_POINTS = 400  # of a line over all steps
+_STEPS = 4  # number of steps in the timeline
+_RANKS = 32  # most ranks in drawings
+_POINTS = 400  # most points of a line over all steps
 _COLOURS = {"compute": "C0", "loading": "C1", "late": "C2", "exposed": "C3"}  # as in the bars of ranks
 
 
@@ -170,7 +174,7 @@ def _draw_bars(bars: Mapping[str, Mapping[str, float]], title: str) -> str:
 
 
 def _draw_timeline(analysis: Analysis, ranks: list[int], steps: list[int]) -> str:
-    """Draw what training did on each rank, and below it when its buckets were reduced."""
+    """Draw the training's activities on each rank, and below them the reductions of its buckets."""
     figure = new_figure(_OPTION, 14, 1 + 0.45 * len(ranks))
     axis, start = figure.subplots(), float(analysis.steps.began[:, steps[0]].min())
     rows = {rank: row for row, rank in enumerate(ranks)}
@@ -187,13 +191,13 @@ def _draw_timeline(analysis: Analysis, ranks: list[int], steps: list[int]) -> st
 
 
 def _chosen(analysis: Analysis) -> list[int]:
-    """Places of the ranks that are drawn: those that are waited for most, if there are many."""
+    """Return the indices of the ranks to draw: if there are many, those for which others wait the most."""
     waited = [-rank.waited_for_s for rank in analysis.verdict.ranks]
     return sorted(np.argsort(waited, kind="stable")[:_RANKS].tolist())
 
 
 def _typical(analysis: Analysis) -> list[int]:
-    """Places of some steps in a row that are as long as most are, near the end."""
+    """Return the indices of consecutive steps of typical length, near the end."""
     usual = analysis.shares.usual
     count = len(usual)
     length = min(_STEPS, count)
@@ -270,7 +274,7 @@ def _draw_scaling(analysis: Analysis) -> str:
 
 
 def _draw_report(report: ScalingReport) -> str:
-    """Draw speedup and efficiency, weak and strong, over the number of ranks; a line begins at one rank."""
+    """Draw speedup and efficiency, weak and strong, over the number of ranks; each line begins at one rank."""
     figure = new_figure(_OPTION, 12, 4)
     speedups, efficiencies = figure.subplots(1, 2)
     ranks = [1.0, *(float(point.ranks) for point in report.points)]

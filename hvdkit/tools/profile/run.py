@@ -1,7 +1,7 @@
-"""A job that is profiled, the receiver of what its ranks record on any host and under any launcher, and the report.
+"""Runs a job under the profiler and collects the recordings of its ranks, on any host and under any launcher.
 
-Both sides prove that they know the job's key, and each frame bears a code (hvdkit.handshake); what is sent is numbers
-and JSON.
+Both sides prove that they know the job's key, and each frame has an authentication code (hvdkit.handshake); the data
+are numbers and JSON.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class _Rank:
 
 
 class Collector:
-    """Listens in a thread of its own until close().
+    """Collects recordings in a thread of its own until close().
 
-    addresses: of this host, by which ranks reach it, the best first. place: key, port and addresses, as
-    record_sender.connect takes them. restore_files: for child processes, see raise_file_limit.
+    addresses: addresses of this host for the ranks, the best first. place: key, port and addresses, in the form of
+    record_sender.connect. restore_files: for child processes, see raise_file_limit.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class Collector:
             logger.warning("The recording of %s is incomplete, because its connection failed: %s.", who, error)
 
     def close(self) -> list[RankRecording]:
-        """Stop, and return the recordings by rank; of a rank that was restarted, the last one."""
+        """Stop, and return the recordings by rank; of a rank that was restarted, the last recording."""
         self._thread.close(_GRACE_S)
         self.restore_files()
         by_rank = {each.facts.rank: each for each in (as_recording(parse_facts(r.facts), r.plans) for r in self._ranks)}
@@ -147,7 +147,7 @@ def profile(options: argparse.Namespace) -> int:
     if options.read:
         code, recordings = 0, read_recordings(Path(options.read))
     else:
-        # stdout belongs to the one JSON document.
+        # stdout is reserved for the JSON document.
         output = sys.stderr.fileno() if options.json else None
         code, recordings = _run(plan_command(command, options.hvdrun), read_environment(), output)
     if options.save and recordings:
@@ -167,7 +167,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _show(analysis: Analysis | None, mesh: MeshSteps | None, options: argparse.Namespace) -> None:
-    """Print and write the report: on gradients that were reduced, and on steps on a mesh."""
+    """Print and write the report: on reduced gradients, and on steps on a mesh."""
     if options.json:
         parts = {} if mesh is None else {"mesh": asdict(mesh)}
         print(json.dumps({**(asdict(analysis.verdict) if analysis else {}), **parts}, indent=2))
@@ -182,7 +182,7 @@ def _show(analysis: Analysis | None, mesh: MeshSteps | None, options: argparse.N
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], output: int | None) -> tuple[int, list[RankRecording]]:
-    """Run the job; returns its exit code and what its ranks recorded. output: the file that takes the job's stdout."""
+    """Run the job; returns its exit code and the recordings. output: the file that receives the job's stdout."""
     collector = Collector(choose_addresses(command, environ))
     end_with_caller = die_with_parent(os.getpid(), signal.SIGHUP)
 
@@ -209,8 +209,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str], output: int | None)
 
 
 def forward(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Add -x to a command of Open MPI's mpirun, which forwards only the variables that it names to other hosts."""
-    # Starting what does not answer shows a better error.
+    """Add -x to a command of Open MPI's mpirun, which forwards only the named variables to other hosts."""
+    # If the program does not answer, its start shows a better error.
     version = ""
     if Path(command[0]).name in _MPIRUNS:
         version = run_program([command[0], "--version"], environ=environ, timeout_s=20.0).output

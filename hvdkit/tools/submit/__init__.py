@@ -1,1 +1,1 @@
-"""hvdkit submit: write the batch script of a job, hand it to the scheduler, follow its log."""
+"""hvdkit submit: writes the batch script of a job, submits it to the scheduler and follows its log."""

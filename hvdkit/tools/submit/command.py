@@ -24,10 +24,10 @@ from hvdkit.tools.submit.kubernetes import KUBERNETES, TRAINJOB
 from hvdkit.tools.submit.scripts import LSF, PBS, SLURM
 from hvdkit.tools.training_command import PLACEMENT, find_launcher, split_command, strip_dashes
 
-#: By the name that --scheduler takes.
+#: The schedulers, by the value of --scheduler.
 SCHEDULERS: Mapping[str, Scheduler] = {"slurm": SLURM, "pbs": PBS, "lsf": LSF, "k8s": KUBERNETES}
 
-#: What a job is on Kubernetes, by the name that --kind takes.
+#: The schedulers of Kubernetes, by the value of --kind.
 KINDS: Mapping[str, Scheduler] = {"mpijob": KUBERNETES, "trainjob": TRAINJOB}
 
 _EXPLANATION = """\
@@ -171,7 +171,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_scheduler(environ: Mapping[str, str]) -> str:
-    """Find the scheduler of this site. Raises SubmitError if there is none, or more than one."""
+    """Find the scheduler of this site. Raises SubmitError if it finds none, or several."""
     path = environ.get("PATH", "")
     found = find_defaults(lambda name: shutil.which(name, path=path) is not None, environ)
     if len(found) == 1:
@@ -186,7 +186,7 @@ def find_scheduler(environ: Mapping[str, str]) -> str:
 
 
 def find_defaults(on_path: Callable[[str], bool], environ: Mapping[str, str]) -> list[str]:
-    """Name the schedulers whose command is on PATH. Kubernetes is used only if it is named."""
+    """List the schedulers whose command is on PATH. Kubernetes is used only if it is named."""
     qsub = on_path("qsub") and "SGE_ROOT" not in environ  # Grid Engine has a qsub too, with other options
     return [name for name, found in (("slurm", on_path("sbatch")), ("pbs", qsub), ("lsf", on_path("bsub"))) if found]
 
@@ -206,7 +206,10 @@ def make_job(options: argparse.Namespace) -> BatchJob:
 
 
 def _split_command(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Split `hvdrun OPTIONS COMMAND`. Raises SubmitError for options that place ranks, and for another launcher."""
+    """Split `hvdrun OPTIONS COMMAND`.
+
+    Raises SubmitError for options that assign ranks to hosts, and for another launcher.
+    """
     launcher = find_launcher(strip_dashes(words))
     if launcher not in ("", "hvdrun"):
         raise SubmitError(
@@ -263,7 +266,7 @@ def _submit(scheduler: Scheduler, job: BatchJob, script: str, *, follow: bool, a
 
 
 def _check_files(job: BatchJob) -> Iterator[str]:
-    """Find what the job would miss after hours in the queue."""
+    """Find missing files, which the job would report only after hours in the queue."""
     script = _find_script(job.command)
     if script and not Path(script).is_file():
         yield f"the script {script!r} does not exist in {Path.cwd()}, where the job will run"

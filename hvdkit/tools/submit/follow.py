@@ -1,4 +1,4 @@
-"""A job with its scheduler: the scheduler's commands and how their output is read; submit, ask, follow the log."""
+"""A job and its scheduler: the commands of schedulers, submission, queries of the state, and the log."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ class State:
 class Scheduler:
     """A scheduler's commands.
 
-    title: its name in prose. submit: the command line, which takes a script from standard input.
-    read_id: reads the job's id from the output of `submit`; "" without one.
-    ask: makes the command line that prints a job's state; read_state reads its output, None if the job is missing.
+    title: its name for messages.
+    write: writes the script of a job.
+    submit: the command line, which reads a script from standard input.
+    read_id: reads the job's id from the output of `submit`; "" without an id.
+    ask: makes the command line that prints a job's state.
+    read_state: reads the output of `ask`; None if the job is missing.
     cancel: makes the command line that ends a job.
-    read_log: makes the command line that follows the log, where the log is not a file.
+    read_log: makes the command line that follows the log; None if the log is a file.
     """
 
     title: str
@@ -75,8 +78,14 @@ LAG_S = 2.0
 class Follower:
     """Prints the log of a job until it has ended.
 
-    ask: returns its state, or None. show: takes bytes of the log. say: takes a line about the job.
-    log: its file; None where `read_log` is a command that prints it. offset: bytes of an older log to skip.
+    ask: returns its state, or None.
+    show: prints bytes of the log.
+    say: prints a line about the job.
+    log: its file; None if `read_log` is a command that prints it.
+    offset: number of bytes of an older log to skip.
+    read_log: the command that prints the log.
+    ask_every_s: seconds between two queries of the state.
+    lag_s: seconds by which a shared file system may show the last lines late.
     """
 
     ask: Callable[[], State | None]
@@ -135,10 +144,10 @@ class Follower:
                     self.offset += len(data)
                     self.show(data)
         except OSError:
-            return  # not written yet, or the file system shows it late
+            return  # not written yet, or not visible yet on the file system
 
     def _run_reader(self, state: State) -> None:
-        """Run the scheduler's own command that prints the log, once; it ends when the job does."""
+        """Run the scheduler's own command that prints the log, once; it ends with the job."""
         if not self.read_log:
             return
         with subprocess.Popen(self.read_log, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
@@ -152,7 +161,7 @@ class Follower:
 def submit_script(scheduler: Scheduler, script: str) -> str:
     """Submit a script; returns the job's id.
 
-    Raises SubmitError with the scheduler's message if it refuses the job, or one of the objects that it consists of.
+    Raises SubmitError with the scheduler's message if it refuses the job, or an object of the job.
     """
     command = shlex.join(scheduler.submit)
     if shutil.which(scheduler.submit[0]) is None:
@@ -167,7 +176,7 @@ def submit_script(scheduler: Scheduler, script: str) -> str:
         )
     said = answer.output.strip()
     job_id = scheduler.read_id(answer.stdout)
-    if answer.status and job_id:  # kubectl goes on after an object that it could not create
+    if answer.status and job_id:  # kubectl continues after an object that it could not create
         raise SubmitError(
             f"{command} refused a part of the job, with status {answer.status}: {said}. Job {job_id} exists, and "
             f"may run what an earlier job of its name has left. Remove both and submit again: "
@@ -181,5 +190,5 @@ def submit_script(scheduler: Scheduler, script: str) -> str:
 
 
 def ask_state(scheduler: Scheduler, job_id: str) -> State | None:
-    """Ask for the state of a job; None without an answer."""
+    """Query the state of a job; None without an answer."""
     return scheduler.read_state(run_program(scheduler.ask(job_id), timeout_s=_ASK_S).stdout)

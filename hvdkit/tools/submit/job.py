@@ -1,4 +1,4 @@
-"""A batch job as data, with checks of what it may contain, and its times."""
+"""A batch job as data, with checks of its values, and its times."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Warning:
-    """A signal that the ranks get before the time limit.
+    """A signal that the ranks receive before the time limit.
 
-    signal: USR1 or USR2. seconds: before the limit.
+    signal: USR1 or USR2. seconds: how long before the limit.
     """
 
     signal: str
@@ -37,13 +37,28 @@ class Warning:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """What to run, on what, and for how long.
+    """A batch job: its command, resources and time limit.
 
-    seconds: the time limit. memory: of a node, like 64G. gpus: of a node. cpus: of a task.
+    command: the command that hvdrun runs.
+    nodes: number of nodes.
+    tasks_per_node: number of ranks on each node.
+    seconds: the time limit.
+    name: the job's name.
+    gpus: GPUs of a node.
+    cpus: CPUs of a task.
+    memory: memory of a node, for example 64G.
+    account, queue: the scheduler's account and queue; "" for its default.
     output: the log; %j stands for the job's id and %x for its name.
-    venv: a virtual environment's folder. extra: lines to add to the directives as they are.
-    image: of the containers; Kubernetes only. dependencies: ids of jobs that must succeed before.
-    hvdrun: options of it.
+    requeue: may the scheduler run the job again?
+    warning: signal before the time limit; None for none.
+    environ: variables of the ranks.
+    modules: modules to load.
+    venv: folder of a virtual environment.
+    mail: the address for the scheduler's mail.
+    extra: lines to add to the directives unchanged.
+    image: image of the containers; Kubernetes only.
+    dependencies: ids of jobs that must succeed before.
+    hvdrun: options of hvdrun.
     """
 
     command: tuple[str, ...]
@@ -70,18 +85,18 @@ class BatchJob:
 
     @property
     def memory_unit(self) -> str:
-        """The memory with one letter for its unit, like 64G."""
+        """The memory with one letter for its unit, for example 64G."""
         return self.memory.rstrip("bB").upper()
 
     @property
     def hvdrun_words(self) -> tuple[str, ...]:
-        """What follows hvdrun on its command line: its options, then the command."""
+        """The words after hvdrun on its command line: its options, then the command."""
         dashes = ("--",) if self.command[0].startswith("-") else ()
         return (*self.hvdrun, *dashes, *self.command)
 
     @property
     def tasks(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.nodes * self.tasks_per_node
 
 
@@ -98,7 +113,7 @@ def parse_warning(text: str) -> Warning:
 
 
 def parse_variable(text: str) -> tuple[str, str]:
-    """Turn NAME=VALUE into both; ValueError for anything else."""
+    """Turn NAME=VALUE into name and value; ValueError for anything else."""
     name, equals, value = text.partition("=")
     if not equals or not _VARIABLE.fullmatch(name):
         raise ValueError(f"{text!r} is not NAME=VALUE. Write it like OMP_NUM_THREADS=4.")
@@ -120,7 +135,7 @@ def parse_time(text: str) -> int:
 
 
 def format_clock(seconds: int, *, days: bool = False) -> str:
-    """Write seconds as HH:MM:SS, or with days=True as D-HH:MM:SS where there are any."""
+    """Write seconds as HH:MM:SS, or with days=True as D-HH:MM:SS from one day up."""
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     if days and hours >= 24:
@@ -129,15 +144,15 @@ def format_clock(seconds: int, *, days: bool = False) -> str:
 
 
 def format_minutes(seconds: int) -> str:
-    """Write seconds as HH:MM, rounded up, as LSF wants it."""
+    """Write seconds as HH:MM, rounded up, the format of LSF."""
     minutes = -(-seconds // 60)
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def check_job(job: BatchJob, directive: str) -> None:
-    """Raise SubmitError with everything that no batch script may contain.
+    """Raise SubmitError with all values that no batch script may contain.
 
-    directive: what a line of --extra has to begin with, "#SBATCH" for instance; "" where there is no such thing.
+    directive: the prefix that a line of --extra must have, for example "#SBATCH"; "" if the scheduler has none.
     """
     problems = [*_check_numbers(job), *_check_words(job), *_check_texts(job)]
     for line in job.extra:

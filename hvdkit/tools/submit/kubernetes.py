@@ -1,7 +1,7 @@
 """Manifests for Kubernetes, in YAML: an MPIJob of Kubeflow's MPI Operator (v2beta1), a TrainJob of Trainer (v1alpha1).
 
-A TrainJob names a runtime, which has the name of the job and all that depends on the image and the command. Of the
-TrainJob's own fields only the numbers are used: which containers its image and command apply to differs between
+A TrainJob refers to a runtime, which has the name of the job and all settings that depend on the image and the command.
+Of the TrainJob's own fields only the numbers are used: which containers its image and command apply to differs between
 versions of Trainer.
 """
 
@@ -15,16 +15,16 @@ from hvdkit.errors import SubmitError
 from hvdkit.tools.submit.follow import Scheduler, State, first_match
 from hvdkit.tools.submit.job import BatchJob, check_job
 
-#: Where the MPI Operator and Kubeflow Trainer put the list of hosts, in Open MPI's dialect.
+#: The file in which the MPI Operator and Kubeflow Trainer list the hosts, in Open MPI's format.
 HOSTFILE = "/etc/mpi/hostfile"
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", re.ASCII)
 
 
 def check_manifest(job: BatchJob, resource: str, success: str) -> None:
-    """Raise SubmitError with everything that a manifest has no place for.
+    """Raise SubmitError with all options that a manifest cannot express.
 
-    resource: as kubectl names it. success: its condition after success.
+    resource: name of the resource for kubectl. success: its condition after success.
     """
     check_job(job, "")
     problems = []
@@ -70,7 +70,7 @@ def write_environ(job: BatchJob, indent: int) -> str:
 
 
 def write_container(job: BatchJob, indent: int) -> str:
-    """Write the resources and the shared memory of a container whose ranks share memory."""
+    """Write the resources of a container, and its shared memory, which its ranks use together."""
     amounts = {
         "cpu": job.cpus * job.tasks_per_node,
         "memory": f"{job.memory_unit}i" if job.memory else "",
@@ -85,17 +85,17 @@ def write_container(job: BatchJob, indent: int) -> str:
     return _indent(lines, indent)
 
 
-#: The volume that `write_container` mounts, of its pod.
+#: The pod's volume that `write_container` mounts.
 SHARED_MEMORY = "volumes: [{name: shm, emptyDir: {medium: Memory}}]"
 
 
 def quote(text: str) -> str:
-    """Write a string in JSON's quotes, which are YAML's too."""
+    """Write a string in JSON's quotes, which are valid in YAML too."""
     return json.dumps(text)
 
 
 def _literal(text: str) -> str:
-    """Keep Kubernetes from reading $(NAME) as a variable: to it $$ is a dollar."""
+    """Prevent Kubernetes from reading $(NAME) as a variable: it reads $$ as a dollar."""
     return text.replace("$", "$$")
 
 
@@ -104,7 +104,7 @@ def _indent(lines: list[str], indent: int) -> str:
 
 
 def write_mpijob(job: BatchJob) -> str:
-    """Write the manifest. Raises SubmitError for what an MPIJob has no place for."""
+    """Write the manifest. Raises SubmitError for options that an MPIJob cannot express."""
     check_manifest(job, "mpijob", "Succeeded")
     queue = f"\n    schedulingPolicy:\n      queue: {quote(job.queue)}" if job.queue else ""
     return f"""\
@@ -181,8 +181,8 @@ KUBERNETES = Scheduler(
 )
 
 
-# Trainer's ssh key can be read by its group, which ssh refuses for the key's owner, root. So the pods run as a user
-# whose group has it, and sshd listens at a port that this user may open.
+# Trainer's ssh key can be read by its group, which ssh refuses if the key's owner, root, uses it. So the pods run as a
+# user whose group has the key, and sshd listens on a port that this user may open.
 _USER = 1000
 _HOME = "/home/mpiuser"
 _PORT = 2222
@@ -192,7 +192,7 @@ _RULES = """
 
 
 def write_trainjob(job: BatchJob) -> str:
-    """Write both objects. Raises SubmitError for what they have no place for."""
+    """Write both objects. Raises SubmitError for options that they cannot express."""
     check_manifest(job, "trainjob", "Complete")
     labels = f"\n  labels:\n    kueue.x-k8s.io/queue-name: {quote(job.queue)}" if job.queue else ""
     return f"""\

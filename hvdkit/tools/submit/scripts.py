@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm, PBS and LSF: directives, and the part that is bash and the same for every scheduler."""
+"""Batch scripts for Slurm, PBS and LSF: the directives, and the bash code that all schedulers share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tools.submit.follow import Scheduler, State, first_match
 from hvdkit.tools.submit.job import BatchJob, check_job, format_clock, format_minutes
 
-#: Whether they are wanted, then lines: directives, which begin with a dash, and comments on them.
+#: Whether the lines are written, then the lines: directives, which begin with a dash, and comments on them.
 Directives = tuple[object, ...]
 RUNS_AGAIN = "A lost node or a preemption runs this script again: the training has to find its own checkpoint."
 
@@ -24,10 +24,14 @@ def write_script(
     *,
     place: Iterable[str] = (),
 ) -> str:
-    """Write the script. Raises SubmitError for what no batch script may contain.
+    """Write the script. Raises SubmitError for values that no batch script may contain.
 
-    directive: what a line for the scheduler begins with. how: the scheduler, and how the script is submitted.
-    run, place: lines of `write_run`, and those before the environment.
+    job: the job.
+    directive: prefix of a line for the scheduler.
+    how: the scheduler, and the command that submits the script.
+    directives: the directives.
+    run: lines of `write_run`.
+    place: lines before the environment.
     """
     check_job(job, directive)
     lines = ["#!/bin/bash -l" if job.modules else "#!/bin/bash", f"# Written by hvdkit submit for {how}"]
@@ -40,14 +44,14 @@ def write_script(
 def write_output(job: BatchJob, job_id: str) -> str:
     """Write the log's path as a word of bash.
 
-    job_id: what bash calls the job's id.
+    job_id: bash expression for the job's id.
     """
     parts = job.output.replace("%x", job.name).split("%j")
     return f'"{job_id}"'.join(shlex.quote(part) if part else "" for part in parts)
 
 
 def write_environment(job: BatchJob) -> list[str]:
-    """Write what the ranks are to find: modules, virtual environment, variables."""
+    """Write the lines for modules, virtual environment and variables of the ranks."""
     lines: list[str] = []
     if job.modules:
         lines += [
@@ -73,12 +77,15 @@ def write_run(
     before: Sequence[str] = (),
     after: Sequence[str],
 ) -> list[str]:
-    """Write how the ranks are started, told of signals, and waited for.
+    """Write the lines that start the ranks, forward signals to them, and wait for them.
 
+    job: the job.
     warned_by: who sends the warning to whom, for the comment.
-    ended_by: the signals by which the scheduler asks the job to end. end_lines: lines before the trap of these.
+    ended_by: the signals by which the scheduler ends the job.
+    end_lines: lines before the trap of these signals.
     on_end: the command of that trap.
-    before: lines that follow the traps. after: lines that look at $status when all is over.
+    before: lines after the traps.
+    after: lines that check $status at the end.
     """
     lines = [
         "",
@@ -125,7 +132,7 @@ def write_run(
 
 
 def write_sbatch(job: BatchJob) -> str:
-    """Write the batch script. Raises SubmitError for what Slurm cannot be told."""
+    """Write the batch script. Raises SubmitError for options that Slurm does not have."""
     return write_script(job, "#SBATCH", "Slurm: sbatch FILE runs it.", _slurm_directives(job), _run_under_slurm(job))
 
 
@@ -210,7 +217,7 @@ SLURM = Scheduler(
 
 
 def write_qsub(job: BatchJob) -> str:
-    """Write the batch script. Raises SubmitError for what PBS cannot be told."""
+    """Write the batch script. Raises SubmitError for options that PBS does not have."""
     place = [
         "",
         "# PBS starts in the home folder.",
@@ -298,7 +305,7 @@ PBS = Scheduler(
 
 
 def write_bsub(job: BatchJob) -> str:
-    """Write the batch script. Raises SubmitError for what LSF cannot be told."""
+    """Write the batch script. Raises SubmitError for options that LSF does not have."""
     how = "LSF: bsub < FILE runs it (the < matters, or these lines are not read)."
     place = [
         "",

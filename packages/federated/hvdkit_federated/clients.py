@@ -1,4 +1,4 @@
-"""The clients of a round: where they are, which take part, and what came of their training on this rank."""
+"""The clients of a round: their ranks, their selection, and the outcome of their training on this rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Train = Callable[[int, list[NDArray[Any]]], tuple[Arrays, int]]
 
 
 def find_hosts(by_rank: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Client -> its rank, by client. by_rank: the clients of each rank. FederatedError for one that two ranks have."""
+    """Map each client to its rank, in the order of clients.
+
+    by_rank: the clients of each rank. Raises FederatedError for a client that two ranks have.
+    """
     hosts: dict[int, int] = {}
     for rank, clients in enumerate(by_rank):
         for client in clients:
@@ -39,10 +42,14 @@ def find_hosts(by_rank: Sequence[Sequence[int]]) -> dict[int, int]:
 
 
 def sample_clients(clients: Sequence[int], fraction: float, seed: int, turn: int, *, poisson: bool) -> list[int]:
-    """Draw the clients of a round; the same ones for equal arguments.
+    """Draw the clients of a round; equal arguments give the same clients.
 
-    turn: the round's number. poisson: each client by itself, with probability `fraction`, and perhaps none; else
-    fraction * clients of them, at least one.
+    clients: numbers of all clients.
+    fraction: fraction of the clients to draw.
+    seed: seed of the draw.
+    turn: the round's number.
+    poisson: draw each client by itself, with probability `fraction`, and perhaps none; else draw fraction * clients of
+        them, at least one.
     """
     generator = np.random.default_rng([seed, turn])
     if poisson:
@@ -53,10 +60,14 @@ def sample_clients(clients: Sequence[int], fraction: float, seed: int, turn: int
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a client's training.
+    """The outcome of a client's training.
 
-    update: its weights minus those of the round, (n,); None if there is none. lost: why it is left out. wrong: what
-    is wrong with what it returned. The texts hold no numbers of the update, as all ranks get them.
+    client: its number.
+    update: its weights minus those of the round, (n,); None if there is none.
+    count: its number of samples.
+    lost: why it is left out.
+    wrong: the error in its result.
+    The texts contain no numbers of the update, because all ranks get them.
     """
 
     client: int
@@ -67,9 +78,9 @@ class Outcome:
 
 
 def train_client(train: Train, client: int, weights: Arrays, timeout_s: float | None) -> Outcome:
-    """Let a client train, and look at what it returns. An exception of the script's is a client that is lost, one of
-    hvdkit's, as of set_weights(), is something wrong.
+    """Train a client, and check its result.
 
+    If the script raises an exception, the client is lost; an error of hvdkit, as of set_weights(), is a wrong result.
     Raises HorovodInternalError, such as the loss of a rank.
     """
     start = time.monotonic()
@@ -77,7 +88,7 @@ def train_client(train: Train, client: int, weights: Arrays, timeout_s: float | 
         returned = train(client, [array.copy() for array in weights])
     except HorovodInternalError:
         raise
-    except HvdkitError as error:  # raised on this rank only; the others must hear of it
+    except HvdkitError as error:  # raised on this rank only; the others must know of it
         name = "" if isinstance(error, FederatedError) else f"{type(error).__name__}: "
         return Outcome(client, wrong=f"{name}{error}".rstrip("."))
     except Exception as error:
@@ -89,7 +100,7 @@ def train_client(train: Train, client: int, weights: Arrays, timeout_s: float | 
 
 
 def check_update(returned: Any, client: int, weights: Arrays) -> Outcome:
-    """The update in what `train` has returned, or what is wrong with it."""
+    """Compute the update from the result of `train`, or describe the error in that."""
     if not (isinstance(returned, tuple) and len(returned) == 2):
         return Outcome(client, wrong=f"train() returned a {type(returned).__name__}, not (weights, sample count)")
     try:
@@ -106,9 +117,9 @@ def check_update(returned: Any, client: int, weights: Arrays) -> Outcome:
 
 
 def check_outcomes(statuses: Mapping[int, tuple[str, str]], hosts: Mapping[int, int]) -> dict[int, str]:
-    """Why clients are lost, by client. statuses: (lost, wrong) of every client of the round.
+    """Return the reasons for lost clients, by client. statuses: (lost, wrong) of every client of the round.
 
-    Raises FederatedError, naming the client, for an update that is wrong, or if none is left.
+    Raises FederatedError, with the client's number, for an update that is wrong, or if no client is left.
     """
     for client, (_, wrong) in sorted(statuses.items()):
         if wrong:

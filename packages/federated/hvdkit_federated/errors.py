@@ -6,4 +6,4 @@ from hvdkit.errors import HvdkitError
 
 
 class FederatedError(HvdkitError, ValueError):
-    """A round of federated training cannot be done: options, a client's update, or too few clients."""
+    """A round of federated training is impossible: wrong options, a wrong update of a client, or too few clients."""

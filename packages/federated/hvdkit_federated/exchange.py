@@ -1,4 +1,4 @@
-"""What a round sends between ranks: short messages that all receive, and sums of vectors."""
+"""Communication of a round between ranks: short messages to all ranks, and sums of vectors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ class Exchange(Protocol):
     size: int
 
     def gather(self, kind: str, message: Any) -> list[Any]:
-        """Every rank's message, in rank order. message: what JSON has. kind: the same on all ranks."""
+        """Gather every rank's message, in rank order.
+
+        message: a value that JSON can hold. kind: the same on all ranks.
+        """
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The sum of every rank's array (n,); integers wrap."""
+        """Sum every rank's array (n,); integers wrap."""
 
     def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Rank 0's array (n,)."""
+        """Broadcast rank 0's array (n,)."""
 
 
 class RankExchange:

@@ -1,4 +1,4 @@
-"""Keys, masks and shares of secrets: `cryptography` and pycryptodome do the work.
+"""Keys, masks and shares of secrets, computed by `cryptography` and pycryptodome.
 
 X25519 and HKDF-SHA256 for agreed keys, ChaCha20 for the expansion of masks, ChaCha20-Poly1305 for messages, Shamir's
 scheme over GF(2**128), so a secret of 32 bytes is shared as two halves.
@@ -25,13 +25,13 @@ def _primitives(module: str) -> Any:
 
 
 def check_installed() -> None:
-    """Raise MissingDependencyError unless both packages are here."""
+    """Raise MissingDependencyError unless both packages are installed."""
     _primitives("asymmetric.x25519")
     optional_import("Crypto.Protocol.SecretSharing", *_EXTRA)
 
 
 class KeyPair:
-    """A fresh X25519 key, or that of 32 secret bytes."""
+    """An X25519 key: a new one, or the key of 32 secret bytes."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         private = _primitives("asymmetric.x25519").X25519PrivateKey
@@ -40,11 +40,11 @@ class KeyPair:
 
     @property
     def secret(self) -> bytes:
-        """32 bytes."""
+        """The secret, 32 bytes."""
         return bytes(self._key.private_bytes_raw())
 
     def agree(self, public: bytes, purpose: str) -> bytes:
-        """A key of 32 bytes that the owner of `public` computes too. purpose: makes different keys of one pair."""
+        """Agree on a key of 32 bytes with the owner of `public`. purpose: gives different keys for one pair."""
         shared = self._key.exchange(_primitives("asymmetric.x25519").X25519PublicKey.from_public_bytes(public))
         derive = _primitives("kdf.hkdf").HKDF
         algorithm = _primitives("hashes").SHA256()
@@ -54,19 +54,19 @@ class KeyPair:
 
 
 def expand(key: bytes, count: int, dtype: np.dtype[Any]) -> Words:
-    """`count` words from the keystream of a key of 32 bytes that is used for nothing else."""
+    """Expand a key of 32 bytes, which must have no other use, to `count` words of its keystream."""
     ciphers = _primitives("ciphers")
     encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(count * dtype.itemsize)), dtype.newbyteorder("<")).astype(dtype)
 
 
 def seal(key: bytes, message: bytes) -> bytes:
-    """Encrypt the one message of this key."""
+    """Encrypt a message. A key is for one message only."""
     return bytes(_primitives("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), message, None))
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes:
-    """Decrypt; FederatedError if it was made with another key, or changed."""
+    """Decrypt; FederatedError if it was encrypted with another key, or changed."""
     try:
         return bytes(_primitives("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None))
     except optional_import("cryptography.exceptions", *_EXTRA).InvalidTag:
@@ -74,14 +74,14 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """`count` shares, of 32 bytes each, of a secret of 32 bytes; any `threshold` of them give it back."""
+    """Split a secret of 32 bytes into `count` shares of 32 bytes each; any `threshold` of them restore it."""
     shamir = optional_import("Crypto.Protocol.SecretSharing", *_EXTRA).Shamir
     halves = [shamir.split(threshold, count, half) for half in (secret[:_HALF], secret[_HALF:])]
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 
 def join_secret(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, from shares by their place in split_secret()'s list; FederatedError if there are too few."""
+    """Restore a secret from shares, by their index in split_secret()'s list; FederatedError if they are too few."""
     if len(shares) < threshold:
         raise FederatedError(f"{len(shares)} shares of a secret arrived, but {threshold} are needed to recover it.")
     shamir = optional_import("Crypto.Protocol.SecretSharing", *_EXTRA).Shamir

@@ -1,6 +1,6 @@
 """Weights of a torch module or a Keras model as numpy arrays, and the proximal term of FedProx.
 
-No framework is imported: a model brings its own.
+No framework is imported: the model's own framework is used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _floating(model: Any) -> list[Any]:
 
 
 def get_weights(model: Any) -> list[NDArray[Any]]:
-    """Copies of the weights, in the model's order.
+    """Return copies of the weights, in the model's order.
 
-    model: a torch module, of which the parameters and buffers of floating-point numbers count (a counter of batches is
-    left alone); or a Keras model with float variables.
+    model: a torch module, of which the parameters and buffers of floating-point numbers are used (a counter of batches
+        is not); or a Keras model with float variables.
     Raises FederatedError for another object, and for a bfloat16 tensor of torch, which numpy does not have.
     """
     if not _is_torch(model, "get_weights()"):
@@ -47,7 +47,7 @@ def get_weights(model: Any) -> list[NDArray[Any]]:
 
 
 def set_weights(model: Any, weights: Arrays) -> None:
-    """Write weights, as get_weights() returns them, into the model.
+    """Write weights in the form of get_weights() into the model.
 
     Raises FederatedError for another number of arrays or other shapes.
     """
@@ -70,15 +70,15 @@ def set_weights(model: Any, weights: Arrays) -> None:
 
 
 def proximal_gradient(weights: Arrays, reference: Arrays, mu: float) -> list[NDArray[Any]]:
-    """mu * (weights - reference): what FedProx adds to the gradients, for models without a framework."""
+    """Compute mu * (weights - reference), FedProx's addition to the gradients, for models without a framework."""
     return [mu * (now - start) for now, start in zip(weights, reference, strict=True)]
 
 
 class ProximalTerm:
-    """FedProx' penalty mu/2 * |w - w0|^2 on what a model trains (Li et al. 2020, arXiv 1812.06127).
+    """FedProx's penalty mu/2 * |w - w0|^2 on the trained parameters (Li et al. 2020, arXiv 1812.06127).
 
-    w0: the model's weights when this is made. So make it in each round, after set_weights().
-    Raises FederatedError for a negative mu, or what is no model.
+    w0: the model's weights when this object is made. So make it in each round, after set_weights().
+    Raises FederatedError for a negative mu, or an object that is not a model.
     """
 
     def __init__(self, model: Any, mu: float) -> None:
@@ -93,7 +93,7 @@ class ProximalTerm:
             self._reference = [np.array(sys.modules["keras"].ops.convert_to_numpy(one)) for one in self._trained]
 
     def __call__(self) -> Any:
-        """The penalty, a scalar of the model's framework: `loss = loss + term()`."""
+        """Compute the penalty, a scalar of the model's framework: `loss = loss + term()`."""
         square: Callable[[Any], Any] = (
             (lambda one: (one * one).sum()) if self._torch else lambda one: sys.modules["keras"].ops.sum(one * one)
         )
@@ -101,9 +101,9 @@ class ProximalTerm:
         return 0.5 * self.mu * sum(square(now - start) for now, start in pairs)
 
     def loss(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """A loss for Keras: `loss(y_true, y_pred)` plus the penalty, for compile(), which has to follow in each round.
+        """Make a loss for Keras: `loss(y_true, y_pred)` plus the penalty, for compile() in each round.
 
-        A compiled step keeps the reference that it was traced with.
+        A compiled step keeps the reference of its tracing.
         """
 
         def with_penalty(y_true: Any, y_pred: Any) -> Any:

@@ -1,7 +1,7 @@
 """Differential privacy of clients: updates are clipped, and their sum gets Gaussian noise. The accounting is Google's.
 
 McMahan et al. 2018 (arXiv 1710.06963): each client takes part with the same probability, its update is clipped to a
-norm, all updates weigh the same, and the denominator is the expected number of clients.
+norm, all updates have the same weight, and the denominator is the expected number of clients.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class GaussianPrivacy:
             raise FederatedError(f"GaussianPrivacy: noise is {self.noise}; it must be above 0.")
 
     def clipped(self, update: Vector) -> Vector:
-        """The update (n,), scaled down to norm clip if it is longer."""
+        """Scale the update (n,) down to norm clip if it is longer."""
         norm = float(np.linalg.norm(update))
         return update * (self.clip / norm) if norm > self.clip else update
 
     def noisy(self, total: Vector, generator: np.random.Generator) -> Vector:
-        """The sum of clipped updates (n,) with noise."""
+        """Add noise to the sum of clipped updates (n,)."""
         return total + generator.normal(0.0, self.noise * self.clip, total.shape)
 
     def epsilon(self, rounds: int, fraction: float, delta: float) -> float:
-        """The epsilon of so many rounds at this delta, for adding or removing one client.
+        """Compute the epsilon of this number of rounds at this delta, for adding or removing one client.
 
         fraction: the probability of a client to take part in a round. By Renyi accounting of dp-accounting.
         Raises MissingDependencyError without the package dp-accounting, FederatedError for a delta outside of (0, 1).

@@ -17,8 +17,9 @@ Words = NDArray[Any]
 
 @dataclass(frozen=True)
 class Quantiser:
-    """Whole multiples of `step`, each up to `half` of them, times a sample count, in words of `bits` bits.
+    """Encodes updates as integers: each number is a multiple of `step`, times the sample count.
 
+    step: the distance of two values. half: the largest multiple. bits: width of a word.
     A negative number is its two's complement. The number of samples is the first word.
     """
 
@@ -28,11 +29,11 @@ class Quantiser:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the words."""
+        """The dtype of the words."""
         return np.dtype(f"u{self.bits // 8}")
 
     def encode(self, update: Vector, count: int, *, shrink: bool = False) -> Words:
-        """count times the update (n,), and count itself: (n + 1,). Rounds to the nearest multiple.
+        """Encode count times the update (n,), with count itself: (n + 1,). Rounds to the nearest multiple.
 
         shrink: round towards zero, so that no norm grows. Raises FederatedError for a number out of range.
         """
@@ -47,15 +48,18 @@ class Quantiser:
         return whole.astype(np.uint64).astype(self.dtype)
 
     def decode(self, total: Words) -> tuple[Vector, int]:
-        """The sum of count * update (n,), and the sum of counts, from the sum of what encode() makes, (n + 1,)."""
+        """Decode a sum of encoded updates, (n + 1,): the sum of count * update (n,), and the sum of counts."""
         whole = total.view(f"i{self.bits // 8}")
         return whole[1:].astype(np.float64) * self.step, int(whole[0])
 
 
 def make_quantiser(clip: float, levels: int, most_samples: int, clients: int) -> Quantiser:
-    """The one with the shortest words in which no sum of so many clients can overflow.
+    """Make the quantiser with the shortest words in which no sum of this number of clients can overflow.
 
-    clip: the largest number of an update. levels: how many values from -clip to clip. most_samples: of a client.
+    clip: the largest number of an update.
+    levels: number of values from -clip to clip.
+    most_samples: the largest sample count of a client.
+    clients: number of clients.
     """
     half = levels // 2
     largest = half * most_samples * clients

@@ -23,11 +23,14 @@ from hvdkit_federated.vector import Vector, check_weights, digest, flatten, unfl
 
 @dataclass(frozen=True)
 class Round:
-    """What a round gives, the same on all ranks.
+    """The result of a round, the same on all ranks.
 
-    weights: of the next round. clients: that were drawn. lost: why, of each of them that is left out. samples: the sum
-    of the others' counts; with privacy, which weighs all alike, how many there are. update_norm: the L2 norm of the
-    mean update.
+    weights: weights of the next round.
+    clients: the clients that were drawn.
+    lost: the reason for each client that is left out.
+    samples: the sum of the other clients' sample counts; with privacy, which gives all clients one weight, their
+        number.
+    update_norm: the L2 norm of the mean update.
     """
 
     weights: list[NDArray[Any]]
@@ -38,15 +41,18 @@ class Round:
 
 
 class Federation:
-    """Federated training; made alike on every rank, but for the clients.
+    """Federated training; the arguments are the same on every rank, except `clients`.
 
     clients: the numbers of the clients whose data this rank has; none, one or several. They train one after another.
-    fraction: of all clients that take part in a round. seed: of their choice, the same on all ranks. server: FedAvg()
-    if None. secure: sums that show no single update. privacy: clipping and noise; then each client is drawn by itself,
-    with the probability `fraction`, by a seed that rank 0 draws, and all weigh the same. timeout_s: a client that
-    trains longer is left out of its round, when it is done.
-    Raises FederatedError for options that make no sense, MissingDependencyError without the packages that `secure`
-    needs.
+    fraction: fraction of all clients that take part in a round.
+    seed: seed of their choice, the same on all ranks.
+    server: FedAvg() if None.
+    secure: sums that show no single update.
+    privacy: clipping and noise; then each client is drawn by itself, with the probability `fraction`, by a seed that
+        rank 0 draws, and all have the same weight.
+    timeout_s: a client that trains longer is left out of its round; the round still waits for it.
+    process_set: the ranks.
+    Raises FederatedError for invalid options, MissingDependencyError without the packages that `secure` needs.
     """
 
     def __init__(
@@ -79,15 +85,15 @@ class Federation:
         self.server = FedAvg() if server is None else server
         self.secure, self.privacy = secure, privacy
         self._process_set = process_set
-        #: Rounds that have been finished.
+        #: Number of finished rounds.
         self.rounds = 0
 
     def round(self, weights: Sequence[NDArray[Any]], train: Train) -> Round:
         """Do a round; collective.
 
-        weights: the same on all ranks. train: called as train(client, weights) for each client of this rank that is
-        drawn; returns the client's new weights and its number of samples. If it raises an exception, the client is
-        left out of the round.
+        weights: the same on all ranks.
+        train: called as train(client, weights) for each drawn client of this rank; returns the client's new weights and
+            its number of samples. If it raises an exception, the client is left out of the round.
         Raises FederatedError on all ranks, with nothing changed, for weights or options that differ between ranks,
         updates that are not numbers of the right shapes, and too few clients; HorovodInternalError if a rank is lost.
         """
@@ -128,7 +134,7 @@ class Federation:
         return Round(unflatten(stepped, arrays), drawn, lost, samples, float(np.linalg.norm(mean)))
 
     def _limit(self, outcome: Outcome, secured: SecureRound | None) -> Outcome:
-        """Clip for privacy, and see whether secure aggregation can take the update."""
+        """Clip for privacy, and check whether secure aggregation accepts the update."""
         if outcome.update is None:
             return outcome
         if self.privacy is not None:
@@ -148,7 +154,7 @@ class Federation:
         return total / samples
 
     def _describe(self) -> str:
-        """What must be alike on all ranks."""
+        """Describe the options that must be equal on all ranks."""
         seed = "" if self.privacy is not None else f", seed {self.seed}"
         return (
             f"round {self.rounds}, fraction {self.fraction}{seed}, {self.server.describe()}, secure {self.secure}, "
@@ -156,7 +162,7 @@ class Federation:
         )
 
     def epsilon(self, delta: float) -> float:
-        """The epsilon that the rounds so far have spent at this delta.
+        """Return the epsilon that the rounds so far have spent at this delta.
 
         Raises FederatedError without privacy or for a bad delta, MissingDependencyError without the extra `privacy`.
         """
@@ -165,17 +171,17 @@ class Federation:
         return self.privacy.epsilon(self.rounds, self.fraction, delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of rounds and the server's state, for checkpoints and elastic states."""
+        """Return the number of rounds and the server's state, for checkpoints and elastic states."""
         return {"rounds": self.rounds, "server": self.server.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state_dict()."""
+        """Continue from the result of state_dict()."""
         self.rounds = int(state["rounds"])
         self.server.load_state_dict(state["server"])
 
 
 def _try_weights(weights: Any) -> tuple[list[NDArray[Any]], str]:
-    """The weights, or what is wrong with them, for all ranks to know."""
+    """Return the weights, or the error in them, which all ranks get."""
     try:
         return check_weights(weights, "Federation.round()"), ""
     except FederatedError as error:
@@ -183,7 +189,7 @@ def _try_weights(weights: Any) -> tuple[list[NDArray[Any]], str]:
 
 
 def _check_class(option: str, value: Any, expected: type, example: str) -> None:
-    """Raise FederatedError for what is neither None nor an object of the class."""
+    """Raise FederatedError for a value that is neither None nor an object of the class."""
     if value is not None and not isinstance(value, expected):
         raise FederatedError(f"Federation: {option} is {value!r}; pass an object, for example {example}, or None.")
 
@@ -207,7 +213,7 @@ def _update(outcome: Outcome) -> tuple[Vector, int]:
 
 
 def _plain_sum(exchange: Exchange, left: Sequence[Outcome], size: int) -> tuple[Vector, int]:
-    """The sum of count * update over all ranks, (size,), and that of counts."""
+    """Sum count * update, (size,), and the counts over all ranks."""
     total = np.zeros(size + 1)
     for update, count in map(_update, left):
         total[0] += count

@@ -1,13 +1,13 @@
-"""Secure aggregation: sums of masked updates (Bonawitz et al., CCS 2017, with all ranks in the place of the server).
+"""Secure aggregation: sums of masked updates (Bonawitz et al., CCS 2017; all ranks do the work of the server).
 
 1. Every client announces two public keys: one for masks, one for messages.
-2. It draws a seed, and sends each other client, encrypted, a share of its mask key and one of its seed.
-3. It adds to its update the mask of its seed, and for each other client a mask that both know: one adds it, the other
-   one subtracts it. The masked updates are summed.
+2. It draws a seed, and sends each other client, encrypted, a share of its mask key and a share of its seed.
+3. It adds to its update the mask of its seed, and for each other client a mask that both know: one client adds it, the
+   other subtracts it. The masked updates are summed.
 4. The clients whose updates are in the sum reveal shares of each other's seeds, and shares of the mask keys of those
    whose updates are not. So the masks that have not cancelled are computed and subtracted.
 
-Nobody reveals shares of both secrets of one client. All keys are of one round.
+No client reveals shares of both secrets of one client. All keys are for one round.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ from hvdkit_federated.quantise import Quantiser, Words, make_quantiser
 
 #: Public keys of a client: for masks, for messages.
 PublicKeys = tuple[bytes, bytes]
-#: Fewer updates than this are not summed: of two, each client would know the other one's.
+#: The least number of updates in a sum: from a sum of two, each client could compute the other's.
 LEAST_CLIENTS = 3
 
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Sum the clients' updates such that nobody sees one of them. Needs hvdkit[federated].
+    """Sum the clients' updates such that no single update is visible. Needs hvdkit[federated].
 
-    clip: the largest number that may be in an update. levels: how many values between -clip and clip.
-    most_samples: the largest sample count of a client. threshold: how many clients must be left at the end of a round;
-    None for more than half of the round's clients. An update is hidden from threshold - 1 clients that collude, and
-    from two fewer than are left, whichever is less: threshold - 2 where no more than threshold are left.
+    clip: the largest absolute value in an update.
+    levels: number of values between -clip and clip.
+    most_samples: the largest sample count of a client.
+    threshold: number of clients that must be left at the end of a round; None for more than half of the round's
+        clients.
+    An update is hidden from a number of clients that collude: threshold - 1, or two fewer than are left if that is
+    less, which is threshold - 2 if only threshold clients are left.
     """
 
     clip: float = 8.0
@@ -69,14 +72,14 @@ class SecureAggregation:
         check_installed()
 
     def quantiser(self, clients: int) -> Quantiser:
-        """That of a round of so many clients."""
+        """Make the quantiser for a round of this number of clients."""
         return make_quantiser(self.clip, self.levels, self.most_samples, clients)
 
     def threshold_of(self, hosts: Mapping[int, int], ranks: int) -> int:
-        """The threshold of a round; FederatedError if its masks would hide nothing.
+        """Return the threshold of a round; FederatedError if its masks would hide nothing.
 
-        hosts: the rank of each client of the round. ranks: how many there are. With one rank, which has everything,
-        only the number of clients counts.
+        hosts: the rank of each client of the round. ranks: number of ranks. A single rank has all updates, so then only
+        the number of clients is checked.
         """
         count = len(hosts)
         if count < LEAST_CLIENTS:
@@ -136,11 +139,11 @@ class Participant:
 
     @property
     def public_keys(self) -> PublicKeys:
-        """What it announces."""
+        """The keys that it announces."""
         return self._mask_key.public, self._message_key.public
 
     def share(self, keys: Mapping[int, PublicKeys], threshold: int) -> dict[int, bytes]:
-        """A sealed message for each other client. keys: of all clients of the round, this one too."""
+        """Make a sealed message for each other client. keys: of all clients of the round, also this one's."""
         self._keys = dict(keys)
         order = sorted(keys)
         pairs = list(
@@ -162,7 +165,7 @@ class Participant:
         self._received[sender] = sealed
 
     def mask(self, words: Words) -> Words:
-        """words + the mask of the seed + the masks shared with the others, (n,)."""
+        """Return words + the mask of the seed + the masks shared with the others, (n,)."""
         masked = words + expand(self._seed, words.size, words.dtype)
         for peer, (public, _) in self._keys.items():
             if peer != self.client:
@@ -170,9 +173,9 @@ class Participant:
         return masked
 
     def reveal(self, summed: Collection[int]) -> dict[int, bytes]:
-        """For each client of the round a share: of its seed if its update is in the sum, else of its mask key.
+        """Return a share for each client of the round: of its seed if its update is in the sum, else of its mask key.
 
-        Raises FederatedError if asked a second time: shares of both secrets would open an update.
+        Raises FederatedError on a second call: shares of both secrets would reveal an update.
         """
         if self._revealed:
             raise FederatedError(f"Client {self.client} was asked to reveal shares twice in a round, and refuses.")
@@ -190,7 +193,13 @@ class Participant:
 
 
 def pair_mask(key: KeyPair, client: int, peer: int, public: bytes, like: Words) -> Words:
-    """What `client` adds for the pair; `peer` adds its negative. key: the client's. public: the peer's."""
+    """Return the mask that `client` adds for the pair; `peer` adds its negative.
+
+    key: the client's mask key.
+    client, peer: the pair.
+    public: the peer's public mask key.
+    like: words of the same size and dtype.
+    """
     first, second = sorted((client, peer))
     words = expand(key.agree(public, f"mask {first} {second}"), like.size, like.dtype)
     return words if client < peer else np.negative(words)
@@ -203,10 +212,14 @@ def unmask(
     revealed: Mapping[int, Mapping[int, bytes]],
     threshold: int,
 ) -> Words:
-    """The sum of the clients' words (n,), from the sum of their masked words.
+    """Compute the sum of the clients' words (n,) from the sum of their masked words.
 
-    keys: of all clients of the round. summed: those whose words are in the sum. revealed: what each of them has
-    revealed. Raises FederatedError if shares are missing or wrong.
+    total: the sum of the masked words.
+    keys: public keys of all clients of the round.
+    summed: the clients whose words are in the sum.
+    revealed: the shares that each of them has revealed.
+    threshold: number of shares that restore a secret.
+    Raises FederatedError if shares are missing or wrong.
     """
     order = sorted(keys)
     result = total.copy()

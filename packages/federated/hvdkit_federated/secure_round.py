@@ -1,4 +1,4 @@
-"""Secure aggregation among ranks: what a rank's clients and, as the server, the rank itself do in a round."""
+"""Secure aggregation among ranks: each rank acts for its clients and, in place of the server, for the round."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Update = tuple[Vector, int]
 
 
 class SecureRound:
-    """The keys of a round, and its one sum. Making it is collective: keys and shares are exchanged.
+    """The keys of a round, and its one sum. The constructor is collective: it exchanges keys and shares.
 
-    hosts: the rank of each client of the round. shrink: see Quantiser.encode().
+    options: the options of secure aggregation.
+    exchange: collectives of the round.
+    hosts: the rank of each client of the round.
+    shrink: see Quantiser.encode().
     Raises FederatedError, the same on all ranks, if masks of these clients would hide nothing.
     """
 
@@ -46,8 +49,8 @@ class SecureRound:
                         self._own[int(peer)].receive(int(sender), bytes.fromhex(sealed))
 
     def check(self, update: Update) -> str:
-        """What is wrong with an update that cannot be summed, else ""."""
-        if update[1] == 0:  # if all others' were 0 too, the sum would be one client's update
+        """Return the reason for which an update cannot be summed, else ""."""
+        if update[1] == 0:  # if all other counts were 0 too, the sum would be one client's update
             return (
                 "its sample count is 0, which SecureAggregation refuses. Let train() raise an exception instead: that "
                 "leaves the client out of the round"
@@ -61,7 +64,7 @@ class SecureRound:
         return ""
 
     def sum(self, updates: Mapping[int, Update], lost: Collection[int], size: int) -> tuple[Vector, int]:
-        """The sum of count * update over all clients but the lost ones, (size,), and that of counts; collective.
+        """Sum count * update, (size,), and the counts over all clients except the lost ones; collective.
 
         updates: of this rank's clients. Raises FederatedError if too few clients are left; nothing is unmasked then.
         """

@@ -1,8 +1,8 @@
 """Optimizers of the server: a step on the weights from the clients' mean update.
 
-The mean update (weights of the clients minus weights of the round) is a step of descent already; its negative takes
-the place of a gradient. FedAvgM: Hsu et al. 2019, arXiv 1909.06335. FedAdam, FedYogi: Reddi et al. 2021, arXiv
-2003.00295, algorithm 2, without bias correction as there.
+The mean update (weights of the clients minus weights of the round) is already a step of descent; its negative is used
+as the gradient. FedAvgM: Hsu et al. 2019, arXiv 1909.06335. FedAdam, FedYogi: Reddi et al. 2021, arXiv 2003.00295,
+algorithm 2, without bias correction as there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvdkit_federated.vector import Vector
 
 
 class ServerOptimizer(ABC):
-    """Makes the weights of the next round; every rank has one, and all compute the same."""
+    """Computes the weights of the next round; every rank has one, and all compute the same."""
 
     def __init__(self, learning_rate: float) -> None:
         _check("learning_rate", learning_rate, learning_rate > 0, "above 0")
@@ -26,19 +26,22 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def step(self, weights: Vector, update: Vector) -> Vector:
-        """The new weights (n,). weights: (n,), of this round. update: (n,), the mean of the clients' updates."""
+        """Compute the new weights (n,).
+
+        weights: (n,), of this round. update: (n,), the mean of the clients' updates.
+        """
 
     def describe(self) -> str:
-        """Name and numbers, which are the same on all ranks."""
+        """Return the name with the options, which are the same on all ranks."""
         numbers = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in sorted(numbers.items()))})"
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments, as arrays (n,); empty before the first step."""
+        """Return the moments, as arrays (n,); empty before the first step."""
         return {name: value.copy() for name, value in self._state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the moments of a state_dict()."""
+        """Load the moments of a state_dict()."""
         self._state = {name: np.array(value, np.float64) for name, value in state.items()}
 
     def _moment(self, name: str, like: Vector, value: float = 0.0) -> Vector:
@@ -52,7 +55,7 @@ class ServerOptimizer(ABC):
 
 
 class FedAvg(ServerOptimizer):
-    """weights + learning_rate * update. With 1.0, the mean of the clients' weights (McMahan et al. 2017)."""
+    """Computes weights + learning_rate * update. With 1.0, the mean of the clients' weights (McMahan et al. 2017)."""
 
     def __init__(self, learning_rate: float = 1.0) -> None:
         super().__init__(learning_rate)

@@ -1,4 +1,4 @@
-"""The arrays of a model as one vector of float64, and back."""
+"""Conversion of a model's arrays to one vector of float64, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays = Sequence[NDArray[Any]]
 
 
 def flatten(arrays: Arrays) -> Vector:
-    """The arrays one after another, (n,), as float64."""
+    """Concatenate the arrays to (n,), as float64."""
     if not arrays:
         return np.empty(0, np.float64)
     return np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in arrays])
@@ -30,7 +30,7 @@ def unflatten(vector: Vector, like: Arrays) -> list[NDArray[Any]]:
 
 
 def check_weights(weights: Any, call: str) -> list[NDArray[Any]]:
-    """The weights as a list of numpy arrays; FederatedError for anything but finite floating-point arrays."""
+    """Return the weights as a list of numpy arrays; FederatedError for anything but finite floating-point arrays."""
     if isinstance(weights, np.ndarray) or not isinstance(weights, Sequence) or not weights:
         raise FederatedError(
             f"{call}: the weights are a {type(weights).__name__}, but must be a list of one or more numpy arrays. "
@@ -49,7 +49,7 @@ def check_weights(weights: Any, call: str) -> list[NDArray[Any]]:
 
 
 def digest(arrays: Arrays) -> str:
-    """A checksum of shapes, dtypes and numbers, for comparing ranks."""
+    """Return a checksum of shapes, dtypes and numbers, for comparing ranks."""
     seen = hashlib.blake2b(digest_size=16)
     for array in arrays:
         seen.update(f"{array.dtype.name}{array.shape}".encode())

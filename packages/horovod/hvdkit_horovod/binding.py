@@ -1,4 +1,4 @@
-"""Horovod's core as its Python bindings, one a framework, offer it."""
+"""Horovod's core through its Python bindings, one for each framework."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ from hvdkit.errors import HorovodInternalError, MissingDependencyError
 from hvdkit.transport.buffer import STORAGE
 
 REDUCTIONS = frozenset({"allreduce", "reducescatter"})
-#: Operations whose results are in the arrays that they are given; of the others they are new ones.
+#: Operations whose results are in the given arrays; the others return new arrays.
 IN_PLACE = frozenset({"allreduce", "broadcast"})
-#: What Horovod reduces, but has no reducescatter of.
+#: Dtypes that Horovod can allreduce but not reducescatter.
 _NOT_SCATTERED = frozenset({"int8", "uint8"})
-#: What Horovod's core moves in each framework; the bits of others as integers of that width, or as pairs.
+#: Dtypes that Horovod's core sends in each framework; others are sent as integers of their width, or as pairs.
 _MOVED = frozenset({"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"})
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "int64"}
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operation as Horovod's core is asked for it.
+    """The parameters of an operation for Horovod's core.
 
-    kind: allreduce, allgather, broadcast, alltoall or reducescatter. name: the same on all ranks. process_set:
-    Horovod's object. op: of a reduction, average, sum, min, max, product or adasum. prescale, postscale: its factors.
-    root: of a broadcast, in the world. splits: of an alltoall, rows for each rank.
+    kind: allreduce, allgather, broadcast, alltoall or reducescatter.
+    name: its name, the same on all ranks.
+    process_set: Horovod's object.
+    op: of a reduction: average, sum, min, max, product or adasum.
+    prescale, postscale: factors of a reduction.
+    root: root rank of a broadcast, in the world.
+    splits: rows for each rank in an alltoall.
     """
 
     kind: str
@@ -46,10 +50,10 @@ class Call:
 
 
 class Request(NamedTuple):
-    """An operation that Horovod has taken.
+    """An operation that was submitted to Horovod.
 
-    done: would result() return at once? Never waits. result: gives the results; blocks. Raises HorovodInternalError
-    (hvdkit's) if the operation failed.
+    done: returns whether result() would return at once; never waits. result: returns the results; blocks. Raises
+    HorovodInternalError (hvdkit's) if the operation failed.
     """
 
     done: Callable[[], bool]
@@ -57,9 +61,10 @@ class Request(NamedTuple):
 
 
 def check_device(device: str, *, built: bool) -> None:
-    """Raise MissingDependencyError for memory of a GPU where Horovod is built without GPUs.
+    """Raise MissingDependencyError for memory of a GPU if Horovod is built without GPUs.
 
-    device: of the memory, as "cuda:0". built: for GPUs? Horovod's own error names a function that it lacks.
+    device: device of the memory, for example "cuda:0". built: is Horovod built for GPUs? Horovod's own error only names
+        a function that it lacks.
     """
     if device != "cpu" and not built:
         raise MissingDependencyError(
@@ -69,11 +74,14 @@ def check_device(device: str, *, built: bool) -> None:
 
 
 class Binding(ABC):
-    """Horovod's core by way of one framework; module, mpi_ops, elastic: the modules of Horovod's for it.
+    """Horovod's core through one framework; module, mpi_ops, elastic: Horovod's modules for it.
 
-    framework: its name. reduced: the dtypes that allreduce takes. most_names: see Engine. basics: Horovod's object of
-    that name: ranks, what was built, timeline. changes: its notification manager, which hears of changes of the world.
-    prefix: of the names of all operations.
+    framework: its name.
+    reduced: the dtypes that allreduce accepts.
+    most_names: see Engine.
+    basics: Horovod's object of that name: ranks, built-in features, timeline.
+    changes: its notification manager, which is notified of changes of the world.
+    prefix: prefix of the names of all operations.
     """
 
     framework: str
@@ -86,18 +94,23 @@ class Binding(ABC):
 
     @abstractmethod
     def start(self, call: Call, arrays: Sequence[Any]) -> Request:
-        """Begin an operation on contiguous arrays, of the host's memory or the framework's tensors.
+        """Begin an operation on contiguous arrays, in host memory or as the framework's tensors.
 
-        One array, or several of an allreduce, which is done as one. Results that are not IN_PLACE are those of
-        Request.result(), of an alltoall also the rows from each rank.
-        Raises HorovodInternalError if Horovod refuses it.
+        call: its parameters.
+        arrays: one array, or several of an allreduce, which are reduced as one.
+        If the kind is not IN_PLACE, the results are those of Request.result(); for an alltoall they end with the rows
+        from each rank.
+        Raises HorovodInternalError if Horovod refuses the operation.
         """
 
     def invoke(self, function: str, call: Call, tensors: Sequence[Any], splits: Sequence[Any], **options: Any) -> Any:
         """Call Horovod's function of this name on tensors of the framework.
 
-        function: with {} for what comes before the kind where several tensors are reduced as one. splits: of an
-        alltoall, one tensor. options: what only this framework's functions take.
+        function: its name, with {} for the prefix of the kind if several tensors are reduced as one.
+        call: the parameters.
+        tensors: the tensors.
+        splits: of an alltoall, one tensor.
+        options: arguments of this framework's functions only.
         """
         options.update(name=call.name, process_set=call.process_set)
         if call.kind == "broadcast":
@@ -110,7 +123,7 @@ class Binding(ABC):
         return getattr(self._mpi_ops, function.format("grouped_" * several))(*inputs, *splits, **options)
 
     def check_reduced(self, kind: str, dtype: str) -> None:
-        """Raise TypeError for an allreduce or a reducescatter of a dtype that Horovod's core does not add."""
+        """Raise TypeError for an allreduce or a reducescatter of a dtype that Horovod's core cannot reduce."""
         known = self.reduced if kind == "allreduce" else self.reduced - _NOT_SCATTERED
         if dtype not in known:
             raise TypeError(
@@ -119,10 +132,10 @@ class Binding(ABC):
             )
 
     def numbers_of(self, buffer: Buffer, shape: Sequence[int], kind: str) -> Any:
-        """The buffer's memory in that shape, for an operation of this kind, as a dtype that Horovod knows.
+        """Return the buffer's memory in that shape, for an operation of this kind, in a dtype that Horovod knows.
 
-        Bits that are only moved as integers of that width, of complex128 as pairs: (*shape, 2). Raises as
-        check_reduced() does.
+        If the operation only moves data, an unknown dtype becomes integers of its width; complex128 becomes pairs,
+        (*shape, 2). Raises as check_reduced() does.
         """
         if kind in REDUCTIONS:
             self.check_reduced(kind, buffer.dtype)
@@ -132,30 +145,30 @@ class Binding(ABC):
         return array.reshape((*shape, *pairs))
 
     def buffer_of(self, array: Any, like: Buffer) -> Buffer:
-        """What Horovod gave for numbers_of(like), as a buffer of the same kind and dtype, sharing memory."""
+        """Convert Horovod's result for numbers_of(like) to a buffer of the same kind and dtype, sharing memory."""
         flat = np.asarray(array).reshape(-1) if isinstance(like.array, np.ndarray) else array.reshape(-1)
         return type(like)(self.view(flat, like.dtype) if like.dtype not in _MOVED else flat, like.dtype)
 
     def view(self, array: Any, dtype: str) -> Any:
-        """An array (n,) as one of another dtype, sharing memory; of half as wide a one (2n,)."""
+        """View an array (n,) as another dtype, sharing memory; a dtype of half the width gives (2n,)."""
         return array.view(STORAGE[dtype])
 
     def scale(self, buffer: Buffer, factor: float) -> None:
-        """Multiply integers in place; what is not whole loses its fraction."""
+        """Multiply integers in place; fractions of the results are dropped."""
         multiply(buffer, factor)
 
     def explain(self, error: Exception) -> HorovodInternalError:
-        """Horovod's error as hvdkit's."""
+        """Convert Horovod's error to hvdkit's."""
         return HorovodInternalError(f"Horovod: {error}")
 
     def join(self) -> Request:
-        """Begin to take part in the others' allreduces with zeros; gives the rank that was the last to join."""
+        """Begin to join the others' allreduces with zeros; the result is the rank that joined last."""
         last: Future[list[Any]] = Future()
 
         def take_part() -> None:
             try:
                 last.set_result([int(self.module.join())])
-            except Exception as error:  # of this thread, for whoever waits
+            except Exception as error:  # re-raised in the thread that waits
                 last.set_exception(self.explain(error))
 
         threading.Thread(target=take_part, name="hvdkit-join", daemon=True).start()

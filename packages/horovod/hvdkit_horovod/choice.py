@@ -1,4 +1,4 @@
-"""Which binding of the installed Horovod to use, and whether there is one."""
+"""The choice of the binding of the installed Horovod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit.errors import MissingDependencyError
 
 _LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}
 _NOT_BUILT = "Horovod is not installed, or was built for neither torch nor tensorflow"
-#: What to do where Horovod is missing.
+#: The cure for a missing Horovod.
 CURE = (
     "Run `hvdkit build-horovod` to build Horovod for the installed frameworks, or use the native engine "
     "(HVDKIT_ENGINE=native)."
@@ -19,9 +19,9 @@ CURE = (
 
 
 def judge_offer(built: Sequence[str], framework: str) -> tuple[bool, str]:
-    """Should ranks of `horovodrun --gloo` use Horovod's core, and why.
+    """Decide whether ranks of `horovodrun --gloo` use Horovod's core; returns the reason too.
 
-    built: frameworks that the installed Horovod was built for. framework: the script's; "" for none in particular.
+    built: frameworks for which the installed Horovod was built. framework: the script's; "" for none in particular.
     """
     if built and (not framework or framework in built):
         return True, "the ranks were started by horovodrun --gloo"
@@ -30,7 +30,7 @@ def judge_offer(built: Sequence[str], framework: str) -> tuple[bool, str]:
 
 
 def built_bindings() -> list[str]:
-    """The frameworks that the Horovod which is installed here was built for; nothing is loaded."""
+    """List the frameworks for which the installed Horovod was built; nothing is loaded."""
     with real_horovod():
         spec = importlib.util.find_spec("horovod")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
@@ -42,9 +42,9 @@ def built_bindings() -> list[str]:
 
 
 def choose_binding(framework: str, built: Sequence[str]) -> str:
-    """The binding to use for scripts of a framework. framework: "" for one that Horovod has no binding for.
+    """Choose the binding for scripts of a framework. framework: "" for a framework without a binding of its own.
 
-    Raises MissingDependencyError where there is none.
+    Raises MissingDependencyError if Horovod has no such binding.
     """
     if not built:
         raise MissingDependencyError(

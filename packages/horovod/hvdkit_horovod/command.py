@@ -70,7 +70,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command. Raises BuildError for whatever keeps Horovod from working here."""
+    """Carry out the command. Raises BuildError for every problem that prevents Horovod from working here."""
     environ = read_environment()
     source = Path(options.source).absolute() if options.source else None
     plan = build_plan(
@@ -112,7 +112,7 @@ def find_missing(plan: Plan) -> list[Missing]:
 
 
 def describe_plan(plan: Plan, cache: Cache) -> str:
-    """Write the whole plan, a paragraph a subject."""
+    """Describe the whole plan, a paragraph a subject."""
     site, mpi, gpu, tools = plan.site, plan.site.mpi, plan.gpu, plan.site.gpu_tools
     cached = str(cache.source) if cache.source.is_file() else "to be downloaded by pip"
     cuda = f"{tools.cuda_version or 'of unknown version'}, {tools.cuda_home}" if tools.cuda_home else "none"

@@ -1,4 +1,4 @@
-"""Named operations in Horovod's core: what NamedEngine offers, where Horovod finds out what is ready everywhere."""
+"""Named operations in Horovod's core: an alternative to NamedEngine in which Horovod negotiates the operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from hvdkit_horovod.transport import HorovodTransport
 class HorovodEngine(Engine):
     """The Engine of a process set of Horovod's; opened and closed by all of its ranks together.
 
-    transport: of that set. hosts, ranks, job_ranks: see Engine. Horovod itself reports what stalls.
+    transport: transport of that set.
+    hosts, ranks, job_ranks: see Engine.
+    Horovod itself reports stalls.
     """
 
     transport: HorovodTransport
@@ -55,7 +57,7 @@ class HorovodEngine(Engine):
         with self._lock:
             self._check_open()
             if name in self._running:
-                self._take(self._running[name])  # done, and nobody has asked
+                self._take(self._running[name])  # done, but not collected yet
             if name in self._running:
                 raise self.duplicate(name)
             start_operation(self.transport, operation)
@@ -78,7 +80,10 @@ class HorovodEngine(Engine):
         return operation
 
     def _agree(self, name: str, asked: Announcement) -> None:
-        """Wait for all ranks to come to the same step. Horovod knows no steps, so they tell each other."""
+        """Wait until all ranks have reached the same operation.
+
+        Horovod does not compare these, so the ranks exchange them.
+        """
         mine = f"{asked.kind} {dict(asked.options)}"
         steps = [step.decode() for step in gather_bytes(self.transport, mine.encode())]
         if len(set(steps)) > 1:
@@ -109,9 +114,9 @@ class HorovodEngine(Engine):
         return True
 
     def join(self) -> Operation:
-        """Begin to take part in the others' allreduces with zeros until all ranks have joined.
+        """Begin to join the others' allreduces with zeros until all ranks have joined.
 
-        Horovod's own: of the set of all ranks, for allreduces and barriers. In other sets it is nothing.
+        In the set of all ranks it is Horovod's own join, for allreduces and barriers. In other sets it has no effect.
         """
         self._check_open()
         operation = Running(JOIN, JOINING, ())
@@ -128,7 +133,7 @@ class HorovodEngine(Engine):
             raise HorovodInternalError(SHUT_DOWN)
 
     def leave(self, why: str) -> None:
-        """Take no further part; Horovod tells the others when this process ends."""
+        """Refuse further operations; Horovod notifies the others when this process ends."""
         self._closed = True
 
     def close(self, *, idle: bool = True) -> None:
@@ -137,5 +142,5 @@ class HorovodEngine(Engine):
 
 
 _COLLECTIVES = frozenset({"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"})
-#: Steps in which Horovod itself has all ranks meet.
+#: Operations in which Horovod itself synchronises all ranks.
 _OF_HOROVOD = frozenset({"add_process_set"})

@@ -1,4 +1,4 @@
-"""From announced operations, and lists of gradients, to what Horovod's core is asked for, and back."""
+"""Converts announced operations, and lists of gradients, to calls of Horovod's core, and back."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from hvdkit_horovod.wire import check_wire
 
 @dataclass(slots=True, eq=False)
 class Running(Operation):
-    """An operation under way in Horovod. requests: its parts. factor: on the integers that they give."""
+    """An operation under way in Horovod. requests: its calls. factor: factor for results that are integers."""
 
     requests: list[Request] = field(default_factory=list)
     factor: float = 1.0
 
 
 def start_operation(transport: HorovodTransport, operation: Running) -> None:
-    """Ask Horovod for an operation among the ranks of a transport. Raises TypeError for a dtype that it cannot add."""
+    """Submit an operation among the ranks of a transport to Horovod.
+
+    Raises TypeError for a dtype that it cannot reduce.
+    """
     asked, binding = operation.asked, transport.binding
     pairs = zip(operation.buffers, asked.tensors, strict=True)
     arrays = [binding.numbers_of(buffer, shape, asked.kind) for buffer, (_, shape) in pairs]
@@ -36,11 +39,11 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
     elif asked.kind == "broadcast":
         call = replace(call, root=transport.ranks[int(asked.option("root rank"))])
     elif asked.kind == "alltoall":
-        call, arrays = replace(call, splits=asked.splits), [arrays[0][: sum(asked.splits)]]  # no rank is to have more
+        call, arrays = replace(call, splits=asked.splits), [arrays[0][: sum(asked.splits)]]  # no rank gets the rest
     else:
         assert asked.kind == "allgather"
         arrays.append(np.array([[shape[0] for _, shape in asked.tensors]], np.int64))
-    groups: dict[str | int, list[Any]] = {}  # that Horovod is given in one call each
+    groups: dict[str | int, list[Any]] = {}  # each is submitted to Horovod in one call
     for at, array in enumerate(arrays):
         groups.setdefault(asked.tensors[at][0] if asked.kind == "allreduce" else at, []).append(array)
     for number, group in enumerate(groups.values()):
@@ -49,7 +52,7 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
 
 
 def _plan_reduction(transport: HorovodTransport, call: Call, operation: Running) -> Call:
-    """The reduction with its factors; integers are scaled here, as Horovod's factors are of floating point."""
+    """Plan a reduction with its factors; integers are scaled here, because Horovod's factors are for floating point."""
     asked = operation.asked
     dtype = asked.tensors[0][0]
     if dtype in SCALED:
@@ -62,7 +65,7 @@ def _plan_reduction(transport: HorovodTransport, call: Call, operation: Running)
 
 
 def average_of_half(call: Call, size: int) -> Call:
-    """A reduction of float16 so that averages divide, exactly, before they add: the ranks' sum may be infinite."""
+    """Change an average of float16 to divide, exactly, before the sum, which could otherwise be infinite."""
     if call.op != "average":
         return call
     exact = 0.5 ** (size - 1).bit_length()
@@ -70,7 +73,7 @@ def average_of_half(call: Call, size: int) -> Call:
 
 
 def collect(transport: HorovodTransport, operation: Running) -> None:
-    """Take the results of an operation that is done; waits if it is not."""
+    """Collect the results of an operation; waits if it is not done."""
     binding, kind = transport.binding, operation.asked.kind
     outputs: list[Any] = [request.result() for request in operation.requests]
     if operation.name == JOIN:
@@ -79,7 +82,7 @@ def collect(transport: HorovodTransport, operation: Running) -> None:
         (rows,) = outputs.pop()
         operation.rows = tuple(tuple(map(int, each)) for each in rows)
     elif kind == "alltoall":
-        # What this rank received stands where every rank's splits would; of theirs nothing else is asked for.
+        # Each row has only what this rank received, repeated; the other ranks' splits are not used.
         operation.rows = tuple((int(count),) * transport.size for count in outputs[0].pop())
     if kind in ("allgather", "alltoall", "reducescatter"):
         pairs = zip(outputs, operation.buffers, strict=True)
@@ -89,7 +92,7 @@ def collect(transport: HorovodTransport, operation: Running) -> None:
 
 
 class GradientCall(NamedTuple):
-    """The reduction of a gradient. factor: to make it float16 with before, 0 where it is sent as it is."""
+    """The reduction of a gradient. factor: factor of its conversion to float16; 0 if it is sent unchanged."""
 
     call: Call
     factor: float = 0.0
@@ -98,10 +101,14 @@ class GradientCall(NamedTuple):
 def plan_gradients(
     transport: Transport, name: str, tensors: Sequence[TensorSpec], options: ReduceOptions
 ) -> tuple[list[GradientCall], Call]:
-    """How each gradient is reduced, and a float32 for each that says whether a rank has it; collective.
+    """Plan the reduction of each gradient, and of a float32 for each that marks the ranks that have it; collective.
 
-    name: of the list, the same on all ranks. Raises TypeError for a dtype, or one on the wire, that Horovod does not
-    add, PlanMismatchError where the ranks' gradients differ.
+    transport: a HorovodTransport.
+    name: name of the list, the same on all ranks.
+    tensors: the gradients.
+    options: options of the reduction.
+    Raises TypeError for a dtype, or wire dtype, that Horovod cannot reduce, PlanMismatchError if the ranks' gradients
+    differ.
     """
     assert isinstance(transport, HorovodTransport)
     before, size = options.predivide or 1.0, transport.size

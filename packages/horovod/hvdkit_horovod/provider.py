@@ -15,11 +15,11 @@ from hvdkit_horovod.choice import built_bindings, judge_offer
 
 
 class HorovodProvider(EngineProvider):
-    """See EngineProvider. binding: after open()."""
+    """See EngineProvider. binding: the binding, after open()."""
 
     name = "horovod"
     title = "Horovod's core"
-    may_change = True  # horovodrun's hosts may change, and Horovod does not say whether they can
+    may_change = True  # horovodrun's hosts may change, and Horovod does not report whether they can
     binding: Binding
 
     def offer(self, launcher: str, framework: str) -> tuple[bool, str]:
@@ -46,7 +46,7 @@ class HorovodProvider(EngineProvider):
 
     def gradients_of(self, framework: str) -> Callable[..., Any] | None:
         if self.binding.framework != framework:
-            return None  # buckets in the host's memory, which Horovod's allreduces take
+            return None  # buckets in host memory, which Horovod's allreduces accept
         if framework == "torch":
             from hvdkit_horovod.torch_gradients import DirectGradients
 
@@ -66,5 +66,8 @@ class HorovodProvider(EngineProvider):
         return int(self.binding.basics.nccl_built())
 
     def set_world_number(self, number: int) -> None:
-        """See EngineProvider. Horovod may hold operations of a world that failed, and takes none of the same name."""
+        """See EngineProvider.
+
+        Horovod may hold operations of a failed world, and refuses new operations of the same name.
+        """
         self.binding.prefix = f"world{number}." if number else ""

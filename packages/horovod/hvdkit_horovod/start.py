@@ -1,4 +1,4 @@
-"""Starting Horovod's core: its settings, who this process is as Horovod says, and the transport of all ranks."""
+"""Starts Horovod's core: passes settings, reads the identity of this process, and makes the transport of all ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_binding(framework: str) -> Binding:
 
 
 def variables_for(config: Config) -> dict[str, str]:
-    """Horovod's variables for settings that mean the same to it."""
+    """Convert settings to the variables of Horovod with the same meaning."""
     variables = {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": f"{config.stall_check_s:.0f}",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": f"{config.stall_shutdown_s:.0f}",
@@ -52,21 +52,22 @@ def variables_for(config: Config) -> dict[str, str]:
 def open_horovod(
     config: Config, framework: str, part: Part | None = None
 ) -> tuple[World, HorovodTransport, Abort | None]:
-    """Start Horovod, and return what open_transport() does.
+    """Start Horovod; returns the same as open_transport().
 
-    framework: whose binding is needed; "" if any will do. part: the processes that make the world; None for all.
-    Raises MissingDependencyError if Horovod or its binding is missing, WorldError if it and the launcher disagree, or
-    it does not start.
+    framework: framework whose binding is needed; "" if any will do. part: the processes that form the world; None for
+        all.
+    Raises MissingDependencyError if Horovod or its binding is missing, WorldError if Horovod and the launcher disagree,
+    or Horovod does not start.
     """
     world = read_world()
     binding = open_binding(framework)
     basics = binding.basics
     by_mpi = world.launcher not in ("horovodrun", "torchrun") and bool(basics.mpi_built())
     if by_mpi and can_load_mpi():
-        load_mpi()  # ended at exit: Horovod would end it with its shutdown(), and there is but one start
+        load_mpi()  # ended at exit: Horovod would end it in shutdown(), and MPI starts only once
     end_job = abort if by_mpi and can_load_mpi() and not under_agent() else None
     install_exception_hook(world.rank, world.host, end_job)
-    os.environ.update(variables_for(config))  # Horovod reads its settings from nowhere else, when it starts
+    os.environ.update(variables_for(config))  # the only source of Horovod's settings; it reads them when it starts
     if part is not None and not by_mpi:
         raise ConfigError(
             f"comm selects the job ranks {list(part.ranks)}, but the installed Horovod was built without MPI. Run "
@@ -77,7 +78,7 @@ def open_horovod(
     library = f"Horovod {__version__} ({describe(basics)})"
     by_gloo = not basics.mpi_built() or os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
     if by_gloo and world.launcher != "horovodrun":
-        check_world(world, 1, library)  # its Gloo would wait for as many ranks as hvdrun's HOROVOD_SIZE says
+        check_world(world, 1, library)  # its Gloo would wait for the number of ranks in hvdrun's HOROVOD_SIZE
     comm = open_part(part, world) if part is not None else None
     try:
         binding.module.init(comm=comm, process_sets="dynamic")
@@ -85,8 +86,8 @@ def open_horovod(
         raise WorldError(f"Horovod failed to start: {error} See Horovod's own messages above.") from error
     finally:
         if comm is not None:
-            call_mpi("MPI_Comm_free", comm.Free)  # Horovod has one of its own
-    # horovodrun tells Horovod of later worlds, and the variables stay as they were.
+            call_mpi("MPI_Comm_free", comm.Free)  # Horovod has its own copy
+    # horovodrun informs Horovod of later worlds, and the variables keep their first values.
     if part is None and world.launcher != "horovodrun":
         check_world(world, basics.size(), library)
     facts = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")

@@ -1,4 +1,4 @@
-"""Horovod's core by way of horovod.tensorflow, for arrays in the host's memory.
+"""Horovod's core through horovod.tensorflow, for arrays in host memory.
 
 TensorFlow in eager mode drops the names of operations, by which Horovod matches them between ranks; so each name has a
 small graph of its own. A graph's call blocks; so each operation has a thread while it is under way.
@@ -31,7 +31,7 @@ class TensorflowBinding(Binding):
 
     framework = "tensorflow"
     reduced = frozenset({"float16", "float32", "float64", "int8", "uint8", "int32", "int64"})
-    most_names = 256  # a graph for each
+    most_names = 256  # each name has a graph
 
     def __init__(self) -> None:
         super().__init__(horovod, mpi_ops, elastic)
@@ -45,7 +45,7 @@ class TensorflowBinding(Binding):
         return Request(result.done, result.result)
 
     def _run(self, call: Call, arrays: Sequence[Any]) -> list[Any]:
-        """Do the operation; in a thread, where no graph is being traced."""
+        """Run the operation, in a thread in which no graph is being traced."""
         key = replace(call, name=graph_name(self.prefix + call.name), splits=())
         session_call = self._session_call(key, tuple(array.dtype.name for array in arrays))
         splits = [np.array(call.splits, np.int32)] if call.kind == "alltoall" else []
@@ -60,11 +60,11 @@ class TensorflowBinding(Binding):
         return list(arrays)
 
     def operation(self, call: Call, tensor: Any) -> Any:
-        """The operation as a part of the graph that is being traced; returns its result, a tensor of that graph."""
+        """Add the operation to the graph that is being traced; returns its result, a tensor of that graph."""
         return self._output(replace(call, name=graph_name(call.name)), [tensor])[0]
 
     def _make_session_call(self, call: Call, dtypes: tuple[str, ...]) -> Callable[..., list[Any]]:
-        """The operation as a function of arrays of any shape. It runs a graph of its own in a session.
+        """Make a function for the operation, on arrays of any shape; it runs a graph of its own in a session.
 
         The session has a thread of its own, which Horovod's operations do not block. A tf.function would need one of
         TensorFlow's threads for eager mode, of which there are as many as cores. Each operation of hvdkit's inside a
@@ -81,25 +81,25 @@ class TensorflowBinding(Binding):
         return function
 
     def _output(self, call: Call, tensors: list[Any], *splits: Any) -> list[Any]:
-        """The results of the operation as tensors of the present graph."""
+        """Add the operation to the current graph; returns its results as tensors."""
         function = f"{'_' * (call.kind in REDUCTIONS)}{{}}{call.kind}"
         output = self.invoke(function, call, tensors, splits, ignore_name_scope=True)
         return list(output) if isinstance(output, list | tuple) else [output]
 
     def explain(self, error: Exception) -> HorovodInternalError:
-        """See Binding. A failed precondition: ranks disagree, or one has joined and has nothing to give."""
+        """See Binding. A failed precondition: ranks disagree, or a rank has joined and cannot contribute."""
         kind = RanksDisagreeError if isinstance(error, tf.errors.FailedPreconditionError) else HorovodInternalError
         return kind(f"Horovod: {plain_message(getattr(error, 'message', str(error)))}")
 
 
 def plain_message(message: str) -> str:
-    """What Horovod said, without what TensorFlow puts around it."""
+    """Return Horovod's message without the lines that TensorFlow adds to it."""
     around = ("Graph execution error", "Detected at node", "Node: '", "<stack traces unavailable>", "[[", 'File "')
     said = [line.strip() for line in message.splitlines()]
     return " ".join(line for line in said if line and not line.startswith(around)) or message
 
 
 def graph_name(name: str) -> str:
-    """A name for a node of a graph; the same on all ranks, and another one for another name."""
+    """Make a valid name for a node of a graph; the same on all ranks, and different for different names."""
     plain = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     return plain if plain == name else f"{plain}.{hashlib.sha1(name.encode()).hexdigest()[:12]}"

@@ -16,8 +16,12 @@ from hvdkit_horovod.operations import plan_gradients
 class DirectGradients:
     """Dense gradients of one list of variables; opened by all ranks together.
 
-    binding: Horovod's of TensorFlow. name: that all ranks know the list by. Raises PlanMismatchError where the ranks'
-    variables differ, TypeError for a dtype that Horovod's core does not add.
+    binding: Horovod's binding of TensorFlow.
+    group: the group of the process set.
+    name: name of the list, the same on all ranks.
+    specs: the variables.
+    options: options of the reduction.
+    Raises PlanMismatchError if the ranks' variables differ, TypeError for a dtype that Horovod's core cannot reduce.
     """
 
     def __init__(
@@ -35,7 +39,10 @@ class DirectGradients:
         self._all = tf.function(self._reduce_all, autograph=False)
 
     def reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
-        """The reduced gradients; None where no rank has one, and where only others do, theirs."""
+        """Reduce the gradients eagerly; None for a gradient that no rank has.
+
+        A rank that lacks one gets the others'.
+        """
         there = tf.constant([float(one is not None) for one in gradients])
         given = [
             tf.zeros(spec.shape, spec.dtype) if one is None else one
@@ -49,7 +56,7 @@ class DirectGradients:
         return reduced, self._binding.operation(self._mask_call, there)
 
     def reduce_in_graph(self, gradients: Sequence[Any], wanted: Sequence[int], _: object) -> list[Any]:
-        """The reduced gradients of those in `wanted`, zeros standing for what this rank lacks; None for the others."""
+        """Reduce the gradients in `wanted`, with zeros for those that this rank lacks; returns None for the others."""
         reduced: list[Any] = [None] * len(gradients)
         for index in wanted:
             gradient, spec = gradients[index], self._specs[index]
@@ -57,7 +64,7 @@ class DirectGradients:
         return reduced
 
     def close(self) -> None:
-        """Nothing is allocated."""
+        """Do nothing: nothing is allocated."""
 
     def _reduce(self, at: int, gradient: Any) -> Any:
         call, factor = self._calls[at]

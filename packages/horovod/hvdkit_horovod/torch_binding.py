@@ -1,4 +1,4 @@
-"""Horovod's core by way of horovod.torch, for torch's tensors and for arrays in the host's memory."""
+"""Horovod's core through horovod.torch, for torch's tensors and for arrays in host memory."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ class TorchBinding(Binding):
         return Request(functools.partial(mpi_ops.poll, handle), result)
 
     def prepare(self, call: Call, like: Any) -> Callable[[Any], Request]:
-        """A function that begins this allreduce (sum or average) of a tensor like this one, in place, in many calls.
+        """Make a function that begins this allreduce (sum or average), in place, of tensors like this one.
 
-        What Horovod's Python finds out about a tensor in each call is found out once.
+        The function can be called many times. It skips the checks of a tensor that Horovod's Python makes in each call:
+        they are made here, once.
         """
         check_device(str(like.device), built=self._on_gpus)
-        if mpi_ops.rocm_built():  # divides in Python
+        if mpi_ops.rocm_built():  # then Horovod divides in Python
             return lambda tensor: self.start(call, [tensor])
         begin = getattr(mpi_ops.mpi_lib, mpi_ops._check_function(mpi_ops._allreduce_function_factory, like))
         op, name = getattr(horovod, call.op.capitalize()), (self.prefix + call.name).encode()
@@ -74,7 +75,7 @@ class TorchBinding(Binding):
     def view(self, array: Any, dtype: str) -> Any:
         if not isinstance(array, torch.Tensor):
             return super().view(array, dtype)
-        return array.as_strided(array.shape, (1,)).view(getattr(torch, dtype))  # the stride of one element may be 0
+        return array.as_strided(array.shape, (1,)).view(getattr(torch, dtype))  # the stride of 1 element may be 0
 
     def scale(self, buffer: Buffer, factor: float) -> None:
         array: Any = buffer.array
@@ -87,5 +88,5 @@ class TorchBinding(Binding):
 
 
 def _as_tensor(array: Any) -> torch.Tensor:
-    """An array of the host's memory as a tensor, sharing memory; a copy of one that may not be written to."""
+    """Convert an array in host memory to a tensor, sharing memory; a read-only array is copied."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,7 +1,7 @@
-"""Gradients that Horovod's core reduces one by one where they are, on the CPU or (with NCCL) on a GPU.
+"""Gradients that Horovod's core reduces one by one in their own memory, on the CPU or (with NCCL) on a GPU.
 
-Horovod fuses them itself, so there are no buckets here; what a step costs beyond Horovod's own is one more small
-tensor, which tells who had which gradient.
+Horovod fuses them itself, so this file has no buckets; a step costs one small tensor more than Horovod's own: it marks
+which rank had which gradient.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from hvdkit_horovod.binding import Request
 from hvdkit_horovod.operations import plan_gradients
 from hvdkit_horovod.transport import wait
 
-_Sent = tuple[torch.Tensor, Request]  # what is reduced in place
+_Sent = tuple[torch.Tensor, Request]  # the tensor that is reduced in place
 
 
 class DirectGradients:
     """The GradientReducer of Horovod's core; see BucketReducer for the calls.
 
-    Opened by all ranks together. binding: Horovod's of PyTorch. Raises PlanMismatchError where the ranks' parameters
-    differ, TypeError for a dtype that Horovod's core does not add.
+    Opened by all ranks together.
+    binding: Horovod's binding of PyTorch.
+    group: the group of the process set.
+    parameters: the parameters.
+    options: options of the reduction.
+    statistics: statistics to update.
+    Raises PlanMismatchError if the ranks' parameters differ, TypeError for a dtype that Horovod's core cannot reduce.
     """
 
     def __init__(
@@ -52,14 +57,14 @@ class DirectGradients:
         with self._lock:
             last = len(self._sent) == len(self._parameters) - 1
             if last and len(self._source.written) == len(self._parameters):
-                self._mask = self._send_mask()  # before it, so that both go in one cycle of Horovod's
+                self._mask = self._send_mask()  # before the gradient, so that both are in one cycle of Horovod
             self._send(index)
 
     def check(self) -> None:
-        """Do nothing: Horovod tells of failures where its results are waited for."""
+        """Do nothing: Horovod reports failures to the calls that wait for its results."""
 
     def forget_arrivals(self) -> None:
-        """See BucketReducer.forget_arrivals. Nothing is remembered: a gradient is sent when it arrives."""
+        """See BucketReducer.forget_arrivals. Nothing is stored: a gradient is sent when it arrives."""
 
     def started(self, index: int) -> bool:
         return index in self._sent
@@ -82,7 +87,7 @@ class DirectGradients:
         self._sent[index] = numbers, self._starts[index](numbers)
 
     def _numbers(self, index: int) -> torch.Tensor:
-        """The gradient as (n,), its own memory if that may be overwritten and its elements follow each other there."""
+        """Return the gradient as (n,): its own memory if that may be overwritten and is contiguous, else a copy."""
         parameter = self._parameters[index]
         gradient: torch.Tensor | None = self._source.dense_gradient(index)
         if gradient is None:
@@ -117,7 +122,7 @@ class DirectGradients:
         self._statistics.waited_s = (self._statistics.waited_s or 0.0) + ended - began
 
     def _put(self, index: int, result: torch.Tensor) -> None:
-        """The result goes where the gradient is now; a hook may have put another tensor there."""
+        """Copy the result into the present gradient; a hook may have set another tensor."""
         parameter = self._parameters[index]
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -126,7 +131,7 @@ class DirectGradients:
                 parameter.grad.copy_(result.as_strided(parameter.shape, self._strides[index]))
 
     def drain_and_close(self) -> None:
-        """See BucketReducer.drain_and_close; Horovod takes a joined rank's part itself."""
+        """See BucketReducer.drain_and_close; Horovod itself acts for a joined rank."""
         self.close()
 
     def close(self) -> None:

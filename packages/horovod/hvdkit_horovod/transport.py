@@ -1,4 +1,4 @@
-"""A process set of Horovod's as a transport: collectives in one order, under names made up here, and its buckets."""
+"""A process set of Horovod's as a transport: collectives in one order, under generated names, and its buckets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hvdkit.transport.polling import Backoff
 from hvdkit_horovod.binding import Binding, Call, Request
 from hvdkit_horovod.wire import check_wire
 
-#: The step that this thread is in, as the end of a name, see HorovodTransport.within.
+#: The operation that this thread is in, as the end of a name; see HorovodTransport.within.
 _step = ContextVar("step", default="")
 
 
 class ProcessSets:
-    """Makes process sets known to Horovod; all ranks ask for the same in the same order.
+    """Registers process sets with Horovod; all ranks request the same sets in the same order.
 
-    They are kept until shutdown, since Horovod stops everything to forget one. module: Horovod's. size: of the world.
-    transports: how many each set has had, by its number.
+    They are kept until shutdown, because Horovod stops everything to remove one. module: Horovod's. size: of the world.
+    transports: number of transports that each set has had, by the number of the set.
     """
 
     def __init__(self, module: Any, size: int) -> None:
@@ -37,7 +37,7 @@ class ProcessSets:
         self._add, self.transports = module.add_process_set, Counter[int]()
 
     def find(self, ranks: tuple[int, ...]) -> Any:
-        """Horovod's process set of these ranks; collective over all ranks if it is new."""
+        """Return Horovod's process set of these ranks; collective over all ranks if it is new."""
         if ranks not in self._known:
             self._known[ranks] = self._add(list(ranks))
         return self._known[ranks]
@@ -46,9 +46,13 @@ class ProcessSets:
 class HorovodTransport(Transport):
     """See Transport; all ranks of one of Horovod's process sets.
 
-    sets: what Horovod knows. ranks: of this one, in the world; this process is one of them. process_set:
-    Horovod's object. Operations are done in the order of their names, so steps of several in different orders on
-    different ranks get names of their own by within().
+    binding: Horovod's binding.
+    sets: the process sets of Horovod.
+    ranks: ranks of this set, in the world; this process is one of them.
+    this_rank: this process's rank in the world.
+    process_set: Horovod's object.
+    Operations run in the order of their names, so threads whose operations have different orders on different ranks get
+    names of their own by within().
     """
 
     def __init__(self, binding: Binding, sets: ProcessSets, ranks: Sequence[int], this_rank: int) -> None:
@@ -65,7 +69,7 @@ class HorovodTransport(Transport):
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
-        """What this thread does here belongs to a step of that name, which all ranks come to."""
+        """Give this thread's operations here the name of a call that all ranks make."""
         before = _step.set(f".{name}")
         try:
             yield
@@ -99,7 +103,7 @@ class HorovodTransport(Transport):
         self.allreduce(make_buffer(1, "int32"))
 
     def split(self, groups: Groups) -> HorovodTransport | None:
-        """See Transport; ranks rise, as Horovod sorts them. Horovod wants all ranks to say each group."""
+        """See Transport; the ranks must rise, because Horovod sorts them. Horovod needs all ranks to add each group."""
         me, mine = self.ranks[self.rank], None
         for group in groups:
             ranks = tuple(self.ranks[rank] for rank in group)
@@ -119,10 +123,15 @@ class HorovodTransport(Transport):
 
 
 class HorovodBuckets(SteppedBuckets):
-    """See Buckets; start() only. Horovod's own report says who is missing, so nothing looks after the peers here.
+    """See Buckets; start() only. Horovod itself reports missing ranks, so nothing monitors the peers here.
 
-    call: an allreduce, with the beginning of its name. arithmetic: casts to a 16-bit wire dtype, in which Horovod then
-    adds; so the factors of an average all come before. Raises TypeError for what Horovod's core cannot add or send.
+    binding: Horovod's binding.
+    call: an allreduce, with the prefix of its name.
+    specs: the buckets.
+    depth: number of memory areas, which the buckets use in turn; None for one a bucket.
+    arithmetic: casts to a 16-bit wire dtype, in which Horovod then adds; so the factors of an average are all applied
+        before the sum.
+    Raises TypeError for a dtype that Horovod's core cannot reduce or send.
     """
 
     def __init__(
@@ -165,7 +174,7 @@ class HorovodBuckets(SteppedBuckets):
 
 
 def wait(request: Request) -> list[Any]:
-    """Wait for an operation and return its results; can be interrupted, which Horovod's own waiting cannot."""
+    """Wait for an operation and return its results; can be interrupted, unlike Horovod's own wait."""
     backoff = Backoff()
     while not request.done():
         backoff.pause()
@@ -173,6 +182,6 @@ def wait(request: Request) -> list[Any]:
 
 
 def describe(basics: Any) -> str:
-    """What moves bytes in Horovod."""
+    """Name the libraries by which Horovod sends."""
     parts = ["MPI"] * bool(basics.mpi_enabled()) + ["Gloo"] * bool(basics.gloo_enabled())
     return " and ".join(parts + ["NCCL"] * bool(basics.nccl_built())) or "alone"

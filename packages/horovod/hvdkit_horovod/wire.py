@@ -1,4 +1,4 @@
-"""Dtypes in which Horovod's core sends numbers."""
+"""Wire dtypes of Horovod's core."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hvdkit.transport.coding.api import Coding
 
 
 def check_wire(what: str, dtype: str, wire: Narrow | Coding) -> Narrow:
-    """The dtype in which numbers of `dtype` are sent; TypeError for coded ones, and for sums of bfloat16.
+    """Return the wire dtype of `dtype`; TypeError for a coding, and for sums of bfloat16.
 
-    what: is reduced so, for the message.
+    what: name of the reduced tensors or of the option, for the message.
     """
     if not isinstance(wire, str):
         raise TypeError(

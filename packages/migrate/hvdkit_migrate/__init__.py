@@ -1,3 +1,3 @@
-"""hvdkit migrate: read a training script, report what has to change for many ranks, and change it."""
+"""hvdkit migrate: reads a training script, reports the changes that it needs for many ranks, and makes them."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Names whose meaning is not certain: what to change for each meaning decides whether a person is asked."""
+"""Names with an uncertain meaning: the user must decide only if the changes differ between the meanings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hvdkit_migrate.script import Script
 
 
 def settle(script: Script, find: Callable[[Script], list[Finding]]) -> tuple[Script, list[Unclear]]:
-    """Give a name its first meaning where every meaning has the same findings; return the other names too.
+    """Assign a name its first meaning if all its meanings have the same findings; return the other names too.
 
-    find: the findings of a script. A script without such names is not looked at.
+    find: returns the findings of a script. It is called only for a script with such names.
     """
     open_names = []
     for one in script.names.unclear():
@@ -28,7 +28,7 @@ def settle(script: Script, find: Callable[[Script], list[Finding]]) -> tuple[Scr
 
 
 def report_unclear(draft: Draft, names: list[Unclear]) -> None:
-    """Ask a person what these names stand for: nothing is changed that hangs on them."""
+    """Report that the user must clarify these names: no change that depends on them is made."""
     for one in names:
         name, lines = one.key[1], f"line{'s' * (len(one.lines) > 1)} {', '.join(map(str, one.lines))}"
         meanings = ", ".join(full or "a definition of this file" for full in one.candidates)
@@ -43,6 +43,6 @@ def report_unclear(draft: Draft, names: list[Unclear]) -> None:
 
 
 def _whole(draft: Draft, name: cst.CSTNode) -> cst.CSTNode:
-    """The chain of attributes that a name begins."""
+    """Return the chain of attributes that begins with a name."""
     above = draft.script.parent(name)
     return _whole(draft, above) if isinstance(above, cst.Attribute) else name

@@ -39,7 +39,7 @@ _PARSER: dict[str, Any] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as those of hvdkit."""
+    """A parser whose errors are one line, like those of hvdkit."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
@@ -80,13 +80,13 @@ def run(options: argparse.Namespace) -> int:
     except MigrateError as error:
         print(f"hvdkit migrate: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of the report, such as head, has ended
+    except BrokenPipeError:  # the reader of the report, for example head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when Python exits
-        return 141  # as a shell reports SIGPIPE
+        return 141  # the code that a shell reports for SIGPIPE
 
 
 def _migrate(options: argparse.Namespace) -> int:
-    from hvdkit_migrate.plan import plan  # libcst takes longer to load than --help takes to answer
+    from hvdkit_migrate.plan import plan  # libcst takes longer to load than --help needs
     from hvdkit_migrate.report import write_diff, write_json, write_report
 
     if options.partly and not options.write:
@@ -99,7 +99,7 @@ def _migrate(options: argparse.Namespace) -> int:
         sys.stdout.write(write_report(one))
         if not options.write and not options.check and one.before != one.after:
             _show_diff(write_diff(one))
-    sys.stdout.flush()  # a closed pipe is an error before a script is written
+    sys.stdout.flush()  # a closed pipe must raise an error before a script is written
     code = 0
     for one, (_, encoding) in zip(plans, texts, strict=True):
         open_points = len(one.of("break"))

@@ -1,4 +1,4 @@
-"""What a script is written for."""
+"""Detects the library that a script is written for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import libcst as cst
 
 from hvdkit_migrate.script import Script, last
 
-#: What --from takes, and what each is.
+#: The values of --from, with their meanings.
 KINDS = {
     "horovod": "a script for Horovod",
     "ddp": "PyTorch with torch.distributed and DistributedDataParallel",
@@ -17,7 +17,7 @@ KINDS = {
 
 
 def detect(script: Script) -> str:
-    """Name the kind of a script by what it imports; "" if it is of none."""
+    """Return the kind of a script, from its imports; "" if it is of no known kind."""
     if script.imports_from("horovod"):
         return "horovod"
     if script.imports_from("hvdkit"):

@@ -1,4 +1,4 @@
-"""What the rules have found in a script so far, and how they write edits."""
+"""The findings of the rules about a script so far, and the functions by which rules make edits."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class Draft:
         self.script, self.hvd = script, hvd
         self._found: list[tuple[Finding, int | None]] = []
         self._deleted: set[cst.CSTNode] = set()
-        #: Lines of imports that the changes need beside hvdkit's.
+        #: Lines of imports that the changes need in addition to hvdkit's.
         self.extra_imports: list[str] = []
         self._extra_names: dict[str, str] = {}
-        #: Is the script for many ranks already, its learning rates too?
+        #: Is the script written for many ranks already, including its learning rates?
         self.is_distributed = False
         #: The byte from which code at the top of the script runs after hvd.init().
         self.ready = 0
 
     @cached_property
     def bindings(self) -> Bindings:
-        """What the script's names stand for."""
+        """The values of the script's names."""
         return Bindings(self.script)
 
     # Findings ------------------------------------------------------------------------------------------------------
 
     @property
     def findings(self) -> list[Finding]:
-        """What there is to say: `# hvdkit: ok` takes away doubts about a statement, or else its changes."""
+        """The findings to report: `# hvdkit: ok` removes doubts about a statement, or if there are none its changes."""
         doubted = {at for one, at in self._found if one.kind == "break" and at is not None}
         return [one for one, at in self._found if at is None or (one.kind == "change" and at in doubted)]
 
     def change(self, node: cst.CSTNode, what: str, *edits: Edit) -> None:
-        """Something that the edits mend; nothing if an earlier change has put other text there, or none."""
+        """Add a change that the edits make; not if earlier changes have replaced all its text."""
         gone = [(one.start, one.end) for found, _ in self._found for one in found.edits if one.end > one.start]
         mine = [(one.start, one.end) for one in edits if one.end > one.start]
         if mine and all(any(a <= start and end <= b for a, b in gone) for start, end in mine):
@@ -52,11 +52,11 @@ class Draft:
         self._add("change", node, what, "", edits)
 
     def breaks(self, node: cst.CSTNode, what: str, write: str) -> None:
-        """Something to be done by hand, or the script fails or trains wrongly."""
+        """Add a problem to fix by hand, because of which the script fails or trains wrongly."""
         self._add("break", node, what, write)
 
     def better(self, node: cst.CSTNode, what: str, write: str) -> None:
-        """Advice."""
+        """Add advice."""
         self._add("better", node, what, write)
 
     def _add(self, kind: Kind, node: cst.CSTNode, what: str, write: str, edits: Sequence[Edit] = ()) -> None:
@@ -67,7 +67,7 @@ class Draft:
             self._found.append((finding, at))
 
     def is_silenced(self, node: cst.CSTNode) -> bool:
-        """Does its line, or the last one of its statement, have a comment `# hvdkit: ok`?"""
+        """Does its line, or the last line of its statement, have a comment `# hvdkit: ok`?"""
         if node is self.script.tree:
             return False
         start, end = self.script.span(node)[0], self.script.span(node)[0]
@@ -78,14 +78,14 @@ class Draft:
         return any(_SILENCED.search(line) is not None for line in lines)
 
     def fresh(self, name: str) -> str:
-        """A name that the script does not have."""
+        """Make a name that the script does not have."""
         words = self.script.words
         made = next(one for one in (name, *(f"{name}_{i}" for i in range(2, 99))) if one not in words)
         words.add(made)
         return made
 
     def need_import(self, module: str, at: cst.CSTNode) -> str:
-        """The name that a module has at a node; it is imported at the top if it has none there."""
+        """Return the name of a module at a node; without a name there, the module is imported at the top."""
         found = self.script.names.local_name(module, at)
         if found:
             return found
@@ -100,20 +100,20 @@ class Draft:
     # Edits ---------------------------------------------------------------------------------------------------------
 
     def replace(self, node: cst.CSTNode, text: str) -> Edit:
-        """Other text for a node."""
+        """Replace a node by other text."""
         return Edit(*self.script.span(node), text)
 
     def insert(self, at: int, text: str) -> Edit:
-        """Text before byte `at`."""
+        """Insert text before byte `at`."""
         return Edit(at, at, text)
 
     def around(self, node: cst.CSTNode, before: str, after: str) -> tuple[Edit, Edit]:
-        """Text on both sides of a node."""
+        """Insert text on both sides of a node."""
         start, end = self.script.span(node)
         return Edit(start, start, before), Edit(end, end, after)
 
     def times(self, node: cst.BaseExpression, factor: str) -> tuple[Edit, ...]:
-        """A factor behind a number, with parentheses where it needs them."""
+        """Multiply a number by a factor on its right, with parentheses if it needs them."""
         simple = (cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.Call, cst.Subscript)
         if isinstance(node, simple) or node.lpar:
             end = self.script.span(node)[1]
@@ -121,7 +121,7 @@ class Draft:
         return self.around(node, "(", f") * {factor}")
 
     def add_argument(self, call: cst.Call, text: str) -> Edit:
-        """One more argument, behind the others."""
+        """Add an argument after the others."""
         if call.args:
             at = self.script.span(call.args[-1])[1]
             return Edit(at, at, f", {text}")
@@ -129,7 +129,7 @@ class Draft:
         return Edit(at, at, text)
 
     def remove_arguments(self, call: cst.Call, arguments: Sequence[cst.Arg]) -> tuple[Edit, ...]:
-        """Some arguments less, and their commas."""
+        """Remove arguments with their commas."""
         edits, gone = [], set(arguments)
         args, kept = list(call.args), None
         at = 0
@@ -148,19 +148,19 @@ class Draft:
         return tuple(edits)
 
     def before_element(self, node: cst.CSTNode, text: str) -> Edit:
-        """Text on a line of its own before the first element of a list, as far in as that is."""
+        """Insert text on a line of its own before the first element of a list, with its indentation."""
         at = self.script.span(node)[0]
         line = self.script.data[self.script.line_start(at) : at].decode()
         return Edit(at, at, text + self.script.newline + line[: len(line) - len(line.lstrip())])
 
     def before(self, statement: cst.CSTNode, *lines: str) -> Edit:
-        """Lines before a statement, as far in as it is."""
+        """Insert lines before a statement, with its indentation."""
         start = self.script.span(statement)[0]
         at = self.script.line_start(start)
         return Edit(at, at, self._lines(statement, lines), 1)
 
     def after(self, statement: cst.CSTNode, *lines: str) -> Edit:
-        """Lines after a statement, as far in as it is."""
+        """Insert lines after a statement, with its indentation."""
         end = self.script.span(statement)[1]
         end = len(self.script.data[:end].rstrip())
         at = self.script.line_end(max(end - 1, 0))
@@ -178,7 +178,10 @@ class Draft:
         return "\t" if self.script.indent(statement).startswith("\t") else self.script.tree.default_indent
 
     def delete(self, statement: cst.CSTNode) -> Edit:
-        """A statement with its line; with the `if` that has nothing else in it; `pass` where a block would be empty."""
+        """Delete a statement with its line.
+
+        An `if` that contains nothing else is deleted with it; a block that would be empty gets `pass`.
+        """
         start, end = self.script.span(statement)
         self._deleted.add(statement)
         if not self.script.is_in_block(statement):
@@ -193,7 +196,7 @@ class Draft:
         return Edit(self.script.line_start(start), self.script.line_end(max(end - 1, 0)), "")
 
     def guard(self, statements: Sequence[cst.CSTNode], condition: str) -> tuple[Edit, ...]:
-        """Put statements, which follow each other on lines of their own, under an `if`."""
+        """Put consecutive statements, each on lines of its own, under an `if`."""
         first, final = statements[0], statements[-1]
         begin = self.script.line_start(self.script.span(first)[0])
         end = self.script.span(final)[1]

@@ -1,4 +1,4 @@
-"""Reading scripts, and writing them whole or not at all."""
+"""Reads scripts, and writes them whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ class MigrateError(ValueError):
 
 
 def read_script(path: str) -> tuple[str, str]:
-    """Read a script; returns its text, with its own line breaks, and its encoding. Raises MigrateError if it cannot."""
+    """Read a script; returns its text, with its own line breaks, and its encoding.
+
+    Raises MigrateError if that fails.
+    """
     try:
         data = Path(path).read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -29,8 +32,8 @@ def read_script(path: str) -> tuple[str, str]:
 
 
 def write_script(path: str, text: str, encoding: str) -> None:
-    """Replace a script by a new text in one step, with the mode it has. Raises MigrateError if it cannot be written."""
-    target = Path(path).resolve()  # of a link, the file behind it
+    """Replace a script by a new text atomically, and keep its mode. Raises MigrateError if it cannot be written."""
+    target = Path(path).resolve()  # of a link, its target
     try:
         with ExitStack() as unfinished:
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

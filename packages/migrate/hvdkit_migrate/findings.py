@@ -1,4 +1,4 @@
-"""Findings of the rules, and the text edits that go with them, applied together."""
+"""Findings of the rules with their text edits, which are applied together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Kind = Literal["change", "break", "better"]
 
 @dataclass(frozen=True)
 class Edit:
-    """Put `text` in place of the bytes [start, end) of the script's UTF-8; an insertion if they are the same.
+    """Replace the bytes [start, end) of the script's UTF-8 by `text`; an insertion if start equals end.
 
-    order: of insertions at the same byte, lines after a statement are 0, lines before the next one 1, what is put into
-        that one 2.
+    order: order of insertions at the same byte: 0 for lines after a statement, 1 for lines before the next statement, 2
+        for text inside that statement.
     """
 
     start: int
@@ -25,11 +25,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about a line.
+    """A finding about a line.
 
     kind: "change", made by the edits; "break", to be done by hand, or the script fails or trains wrongly on many ranks;
         "better", advice.
-    line: in the script as it is, from 1. what: what and why. write: what to write instead, for the last two.
+    line: line in the original script, from 1.
+    what: what the finding is, and why.
+    write: what to write instead, for "break" and "better".
+    edits: the edits of a change.
     """
 
     kind: Kind
@@ -40,9 +43,9 @@ class Finding:
 
 
 def merge(findings: Iterable[Finding]) -> tuple[list[Edit], list[Finding]]:
-    """Put the edits of all changes in order, and leave out changes that want bytes an earlier one has.
+    """Sort the edits of all changes, and leave out changes whose bytes an earlier change replaces.
 
-    Returns the edits, and the changes that were left out. Insertions at the same place keep the order of the rules.
+    Returns the edits, and the changes that were left out. Insertions at the same byte keep the order of the rules.
     """
     taken: list[Edit] = []
     dropped = []
@@ -59,7 +62,7 @@ def _collide(one: Edit, other: Edit) -> bool:
 
 
 def apply(text: str, edits: Iterable[Edit]) -> str:
-    """Apply edits that do not overlap, in the order of their places."""
+    """Apply edits that do not overlap, in the order of their bytes."""
     data, out, at = text.encode(), bytearray(), 0
     for edit in edits:
         out += data[at : edit.start] + edit.text.encode()

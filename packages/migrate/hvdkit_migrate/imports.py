@@ -1,4 +1,4 @@
-"""Imports of a migrated script, and hvd.init(): what is added at its beginning, and what is no longer used."""
+"""Imports of a migrated script, and hvd.init(): adds them at its beginning, and removes unused imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit_migrate.script import Script, matches
 
 
 def import_place(script: Script, before: int) -> cst.CSTNode | None:
-    """The last import at the top of a script, before its first function and before byte `before`."""
+    """Find the last import at the top of a script, before its first function and before byte `before`."""
     found = None
     for statement in script.tree.body:
         if isinstance(statement, (cst.FunctionDef, cst.ClassDef)) or script.span(statement)[0] >= before:
@@ -24,7 +24,7 @@ def import_place(script: Script, before: int) -> cst.CSTNode | None:
 
 
 def guard_of(script: Script) -> cst.If | None:
-    """`if __name__ == "__main__":`."""
+    """Find the statement `if __name__ == "__main__":`."""
     guards = (one for one in script.tree.body if isinstance(one, cst.If) and _is_guard(one))
     return next(guards, None)
 
@@ -41,9 +41,9 @@ def _is_import(statement: cst.CSTNode) -> bool:
 
 
 def begin(draft: Draft, module: str, *, after_init: list[str]) -> None:
-    """Add the import and hvd.init() where other changes need them, or where the script begins.
+    """Add the import and hvd.init(), before the first use by other changes or at the beginning of the script.
 
-    after_init: lines that come directly after hvd.init().
+    after_init: lines to add directly after hvd.init().
     """
     script, hvd, extra_imports = draft.script, draft.hvd, draft.extra_imports
     edits = [edit for finding in draft.findings for edit in finding.edits]
@@ -73,7 +73,7 @@ def begin(draft: Draft, module: str, *, after_init: list[str]) -> None:
 
 
 def ready_from(script: Script) -> int:
-    """The byte from which code at the top of the script runs after hvd.init()."""
+    """Return the byte from which code at the top of the script runs after hvd.init()."""
     place = import_place(script, len(script.data))
     return 0 if place is None else script.span(place)[1]
 
@@ -95,7 +95,7 @@ def _is_top_level(script: Script, at: int, guard: cst.If | None) -> bool:
 
 
 def _runs(script: Script) -> bool:
-    """Does the file do something when it is run, other than defining?"""
+    """Does the file run statements when it is started, other than definitions?"""
     for statement in script.tree.body:
         if isinstance(statement, (cst.For, cst.While, cst.With)):
             return True

@@ -1,4 +1,4 @@
-"""What the names of a script stand for where they are used, by Python's scopes."""
+"""The meanings of names in a script at each use, by Python's scopes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-#: Other paths of what the rules know under one.
+#: Other paths of names -> the path that the rules use.
 _SAME = (
     ("tensorflow.python.keras.", "keras."),
     ("tensorflow.compat.v2.keras.", "keras."),
@@ -31,13 +31,13 @@ _SAME = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
 )
 
-#: Where a name lives (None: nothing of this file binds it), and the name.
+#: The scope that binds a name (None: this file does not bind it), and the name.
 Key = tuple[Scope | None, str]
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A name that an import binds. full: the dotted name of what it stands for. scope: where it lives."""
+    """A name that an import binds. full: its dotted name in the imported package. scope: the scope that binds it."""
 
     local: str
     full: str
@@ -46,10 +46,13 @@ class Imported:
 
 @dataclass(frozen=True)
 class Unclear:
-    """A name with several meanings in one scope, or one that only a star import can bind.
+    """A name with several meanings in one scope, or a name that only a star import can bind.
 
-    use: its first use. candidates: the dotted name of each import that it may be; "" for what is not imported.
-    lines: those that bind it. is_star: do only star imports bind it?
+    key: its scope and name.
+    use: its first use.
+    candidates: the dotted name of each import that it may be; "" for a meaning that is not an import.
+    lines: lines that bind it.
+    is_star: do only star imports bind it?
     """
 
     key: Key
@@ -73,7 +76,7 @@ class Names:
         self._stars: list[cst.ImportFrom] = []
         #: Every name that an import binds, in the order of the text.
         self.imports: list[Imported] = []
-        #: The dotted names of all that is imported: modules, and what is taken from them.
+        #: The dotted names of everything imported: modules, and names from modules.
         self.modules: set[str] = set()
         for node in sorted([*nodes(cst.Import), *nodes(cst.ImportFrom)], key=lambda one: self._line(one)):
             self._read_import(node)
@@ -100,12 +103,15 @@ class Names:
                 self.imports.append(Imported(local, _usual(full), scope))
 
     def imported(self, node: cst.CSTNode | None) -> str:
-        """What a name, an attribute or a call's function was imported as; "" if it was not, or if that is unclear."""
+        """Return the dotted name as which a name, an attribute or a call's function was imported.
+
+        Returns "" if it was not imported, or if that is unclear.
+        """
         found = self.possible(node)
         return found[0] if len(found) == 1 else ""
 
     def possible(self, node: cst.CSTNode | None) -> list[str]:
-        """All that it may have been imported as; "" among them for what is not imported."""
+        """List the dotted names as which it may have been imported; "" is a meaning that is not an import."""
         if isinstance(node, cst.Call):
             node = node.func
         first, dotted = _first(node), dotted_name(node)
@@ -117,32 +123,32 @@ class Names:
         return list(dict.fromkeys(_usual(one + rest) if one else "" for one in found)) or [""]
 
     def definitions(self, name: cst.Name) -> list[cst.FunctionDef | cst.ClassDef]:
-        """The functions and classes of this file that a name may stand for where it is used."""
+        """List the functions and classes of this file to which a name may refer at its use."""
         if self.imported(name):
             return []
         return [one for one in self._binders(name) if isinstance(one, (cst.FunctionDef, cst.ClassDef))]
 
     def is_parameter(self, name: cst.Name) -> bool:
-        """May it be a parameter of the function around it, or of one further out?"""
+        """May it be a parameter of the enclosing function, or of one further out?"""
         return any(isinstance(one, cst.Param) for one in self._binders(name))
 
     def is_builtin(self, node: cst.CSTNode) -> bool:
-        """Is it Python's own name, as `print` is where nothing else is called so?"""
+        """Is it Python's own name, for example `print` if nothing else has this name?"""
         return isinstance(node, cst.Name) and isinstance(self._key(node)[0], BuiltinScope)
 
     def home(self, node: cst.BaseExpression) -> Scope | None:
-        """The scope in which a name lives; None for anything else."""
+        """Return the scope that binds a name; None for other expressions."""
         return self._key(node)[0] if isinstance(node, cst.Name) else None
 
     def uses(self, node: cst.Import | cst.ImportFrom) -> list[cst.CSTNode]:
-        """Where the names that an import binds are read."""
+        """List the nodes that read the names which an import binds."""
         scope = self._scope(node)
         names = [local for one, local in self._full if one is node]
         bound = [each for name in names for each in scope[name] if getattr(each, "node", None) is node]
         return [access.node for each in bound for access in each.references]
 
     def local_name(self, full: str, at: cst.CSTNode) -> str:
-        """How what is imported as `full` can be written at a node; "" if it cannot."""
+        """Return the name by which an import of `full` can be used at a node; "" if it has none there."""
         scope = self._scope(at)
         for one in self.imports:
             if one.full == full and self._home(scope, one.local) is one.scope:
@@ -154,7 +160,7 @@ class Names:
         return ""
 
     def is_bound(self, name: str) -> bool:
-        """Does anything in this file bind the name, other than an import of a module that is called so?"""
+        """Does anything in this file bind the name, except an import of a module with this name?"""
         return any(
             self._full.get((one, name)) != name
             for scope in {scope for scope in self._scopes.values() if scope is not None}
@@ -162,13 +168,13 @@ class Names:
         )
 
     def assuming(self, unclear: Unclear, meaning: str) -> Names:
-        """The same names, with one meaning for one that is unclear."""
+        """Return the same names, with one meaning for an unclear name."""
         other = copy.copy(self)
         other._assumed = {**self._assumed, unclear.key: meaning}
         return other
 
     def unclear(self) -> list[Unclear]:
-        """The names that have several meanings, and those that only a star import can bind."""
+        """List the names that have several meanings, and those that only a star import can bind."""
         found: dict[Key, Unclear] = {}
         for name in self._nodes(cst.Name):
             key = self._key(name)
@@ -182,7 +188,7 @@ class Names:
         return list(found.values())
 
     def _is_use(self, name: cst.Name) -> bool:
-        """Is it read here? Keywords of calls, attributes and names in imports have no scope."""
+        """Is the name read here? Keywords of calls, attributes and names in imports have no scope."""
         defined = (cst.FunctionDef, cst.ClassDef, cst.Param)
         stored = self._contexts.get(name) is ExpressionContext.STORE
         return name in self._scopes and not stored and not isinstance(self._parents.get(name), defined)
@@ -202,7 +208,7 @@ class Names:
         return at is scope.globals or at is scope
 
     def _meanings(self, binders: list[cst.CSTNode], local: str) -> list[str]:
-        """The import of each statement that binds a name, "" for another; without None, which nobody can use."""
+        """List the import of each statement that binds a name, "" for another statement; None values are not usable."""
         found = [
             _usual(self._full[one, local]) if (one, local) in self._full else ""
             for one in binders
@@ -211,7 +217,7 @@ class Names:
         return list(dict.fromkeys(found)) or [""]
 
     def _is_none(self, binder: cst.CSTNode) -> bool:
-        """`wandb = None`, as it stands in an `except ImportError`."""
+        """Is it the statement `wandb = None`, as in an `except ImportError`?"""
         assign = self._parents.get(self._parents.get(binder, binder))
         return isinstance(assign, cst.Assign) and dotted_name(assign.value) == "None"
 
@@ -226,7 +232,7 @@ class Names:
         return next((one.scope for one in scope[name]), None)
 
     def _scope(self, node: cst.CSTNode) -> Scope:
-        """The scope that a node is in: what has none itself is in that of the node around it."""
+        """Return the scope of a node; a node without a scope has that of the enclosing node."""
         for one in (node, *self._above(node)):
             scope = self._scopes.get(one)
             if scope is not None:
@@ -244,7 +250,7 @@ class Names:
 
 
 def dotted_name(node: cst.CSTNode | None) -> str:
-    """ "a.b.c" for a name or a chain of attributes; "" for anything else."""
+    """Return "a.b.c" for a name or a chain of attributes; "" for anything else."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):

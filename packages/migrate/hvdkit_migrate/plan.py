@@ -1,4 +1,4 @@
-"""All that is to be said about a script, and the script as it would be."""
+"""The plan for a script: its findings and its rewritten text."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ from hvdkit_migrate.training import Training
 
 @dataclass(frozen=True)
 class Plan:
-    """A script, what there is to say about it, and what it would become.
+    """The findings of a script and its rewritten text.
 
-    kind: one of detect.KINDS. before, after: the whole text.
+    path: its path.
+    kind: one of detect.KINDS.
+    findings: the findings.
+    before, after: the whole text.
     """
 
     path: str
@@ -41,14 +44,14 @@ class Plan:
     after: str
 
     def of(self, kind: str) -> list[Finding]:
-        """The findings of a kind."""
+        """Select the findings of a kind."""
         return [one for one in self.findings if one.kind == kind]
 
 
 def plan(text: str, path: str, kind: str | None = None) -> Plan:
-    """Read a script and plan its migration. kind: one of detect.KINDS, or None to find out.
+    """Read a script and plan its migration. kind: one of detect.KINDS, or None to detect it.
 
-    Raises MigrateError for a text that is no Python, or of no kind that is known.
+    Raises MigrateError for a text that is not Python, or of no known kind.
     """
     script = Script(text, path)
     found = detect(script)
@@ -95,7 +98,7 @@ def _by_hand(finding: Finding) -> Finding:
 
 
 def _alias(script: Script) -> str:
-    """What hvdkit is called in the script: as Horovod is, or hvd unless that is something else."""
+    """Return hvdkit's name in the script: Horovod's name there, or hvd unless that has another meaning."""
     packages = (
         "horovod.torch",
         "horovod.keras",

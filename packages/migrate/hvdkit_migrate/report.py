@@ -1,4 +1,4 @@
-"""A plan for people and for programs."""
+"""Reports of a plan, for people and for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TITLES = {
 
 
 def write_report(plan: Plan) -> str:
-    """Write what there is to say about a script: a group for each kind of finding, with file:line."""
+    """Write the findings of a script: a group for each kind, with file:line."""
     lines = [f"{plan.path}: {KINDS[plan.kind]}"]
     for kind, title in _TITLES.items():
         found = plan.of(kind)
@@ -31,7 +31,7 @@ def write_report(plan: Plan) -> str:
 
 
 def _folded(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """(lines, text) of findings; those that say the same are one."""
+    """Return (lines, text) of findings; findings with the same text are merged."""
     lines: dict[str, list[str]] = {}
     for one in findings:
         lines.setdefault(one.what + _instead(one), []).append(str(one.line))
@@ -43,7 +43,7 @@ def _instead(finding: Finding) -> str:
 
 
 def write_diff(plan: Plan) -> str:
-    """Write the unified diff; "" if nothing would change."""
+    """Write the unified diff; "" if nothing changes."""
     before, after = plan.before.splitlines(keepends=True), plan.after.splitlines(keepends=True)
     return "".join(_ended(difflib.unified_diff(before, after, plan.path, plan.path)))
 

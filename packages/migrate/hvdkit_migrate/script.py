@@ -1,4 +1,4 @@
-"""A script as the rules see it: its syntax tree, where each node stands, and what its names stand for."""
+"""A script for the rules: its syntax tree, the bytes of each node, and the meanings of its names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = cst.FunctionDef
 
 
 class Script:
-    """A parsed script. Nothing in it changes; the rules make edits of its text.
+    """A parsed script. It never changes; the rules make edits of its text.
 
     Raises MigrateError, with the line, for a text that is not Python 3.
     """
@@ -48,16 +48,16 @@ class Script:
     # Where nodes are -----------------------------------------------------------------------------------------------
 
     def all(self, kind: type[Node]) -> list[Node]:
-        """Every node of just this class, in the order of the text."""
+        """List every node of exactly this class, in the order of the text."""
         return self._nodes[kind]  # type: ignore[return-value]
 
     def inside(self, node: cst.CSTNode, kind: type[Node]) -> list[Node]:
-        """Those of all(kind) that are in `node`, itself included."""
+        """List the nodes of all(kind) inside `node`, itself included."""
         start, end = self.span(node)
         return [one for one in self.all(kind) if start <= self.span(one)[0] and self.span(one)[1] <= end]
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """First byte and the one after the last: with its parentheses, without the space around."""
+        """Return its first byte and the byte after its last: with its parentheses, without surrounding space."""
         place = self._bytes[node]
         left: Any = getattr(node, "lpar", ())
         right: Any = getattr(node, "rpar", ())
@@ -67,56 +67,56 @@ class Script:
         return self._bytes[left[0]].start, last.start + last.length
 
     def line(self, node: cst.CSTNode) -> int:
-        """The line on which it begins, from 1."""
+        """Return its first line, from 1."""
         return int(self._places[node].start.line)
 
     def code(self, node: cst.CSTNode) -> str:
-        """Its text."""
+        """Return its text."""
         start, end = self.span(node)
         return self.data[start:end].decode()
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """The node that it is part of."""
+        """Return its parent node."""
         return self._parents.get(node)
 
     def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Parent, its parent, and so on."""
+        """Yield its parent, the parent of that, and so on."""
         now = self.parent(node)
         while now is not None:
             yield now
             now = self.parent(now)
 
     def function(self, node: cst.CSTNode) -> Function | None:
-        """The function that it is in."""
+        """Return the enclosing function."""
         return next((one for one in self.above(node) if isinstance(one, cst.FunctionDef)), None)
 
     def statement(self, node: cst.CSTNode) -> Any:
-        """The statement that it is in: a line, or a compound one if it is in its head."""
+        """Return the enclosing statement: a line, or a compound statement if the node is in its head."""
         kinds = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
         return next(one for one in (node, *self.above(node)) if isinstance(one, kinds))
 
     def siblings(self, statement: cst.CSTNode) -> list[Any]:
-        """The statements of the block that it is in, itself included; only itself on a line like `if x: y`."""
+        """List the statements of its block, itself included; only itself on a line like `if x: y`."""
         block = self.parent(statement)
         if isinstance(block, (cst.IndentedBlock, cst.Module)):
             return list(block.body)
         return [statement]
 
     def is_in_block(self, statement: cst.CSTNode) -> bool:
-        """Is it on lines of its own, so that others can be put before and after it?"""
+        """Is it on lines of its own, so that other lines can be put before and after it?"""
         return isinstance(self.parent(statement), (cst.IndentedBlock, cst.Module))
 
     def line_start(self, at: int) -> int:
-        """The first byte of the line that byte `at` is in."""
+        """Return the first byte of the line with byte `at`."""
         return self.data.rfind(b"\n", 0, at) + 1
 
     def line_end(self, at: int) -> int:
-        """The byte after the line that byte `at` is in, its line break included."""
+        """Return the byte after the line with byte `at`, its line break included."""
         end = self.data.find(b"\n", at)
         return len(self.data) if end < 0 else end + 1
 
     def indent(self, statement: cst.CSTNode) -> str:
-        """The white space before a statement's first line."""
+        """Return the white space before a statement's first line."""
         start = self.span(statement)[0]
         line = self.data[self.line_start(start) : start].decode()
         return line[: len(line) - len(line.lstrip())]
@@ -129,21 +129,21 @@ class Script:
     # What names are ------------------------------------------------------------------------------------------------
 
     def name(self, node: cst.CSTNode | None) -> str:
-        """What a name, an attribute or a call's function was imported as: "torch.optim.SGD"; "" if it was not."""
+        """Return the import of a name, an attribute or a call's function: "torch.optim.SGD"; "" if not imported."""
         return self.names.imported(node)
 
     def assuming(self, unclear: Unclear, meaning: str) -> Script:
-        """The same script, with one meaning for a name that is unclear."""
+        """Return the same script, with one meaning for an unclear name."""
         other = copy.copy(self)
         other.words, other.names = set(self.words), self.names.assuming(unclear, meaning)
         return other
 
     def calls(self, *names: str) -> list[cst.Call]:
-        """Calls of functions that were imported; a name that ends in a dot stands for all in that module."""
+        """List calls of imported functions; a name that ends in a dot means all functions in that module."""
         return [call for call in self.all(cst.Call) if matches(self.name(call), names)]
 
     def imports_from(self, *packages: str) -> bool:
-        """Does it import anything of these packages?"""
+        """Does it import anything from these packages?"""
         return any(matches(name + ".", [p + "." for p in packages]) for name in self.names.modules)
 
 
@@ -163,7 +163,7 @@ def matches(name: str, names: Any) -> bool:
 
 
 def argument(call: cst.Call, keyword: str, position: int | None = None) -> cst.Arg | None:
-    """An argument of a call by its keyword, or by its position if it is there; not those in * and **."""
+    """Find an argument of a call by its keyword, or by its position; arguments in * and ** are not found."""
     for at, one in enumerate(call.args):
         if one.star:
             position = None if one.star == "*" else position
@@ -175,7 +175,7 @@ def argument(call: cst.Call, keyword: str, position: int | None = None) -> cst.A
 
 
 def last(node: cst.CSTNode) -> str:
-    """The last part of what a call calls: "step" of `self.optimizer.step()`."""
+    """Return the last component of a called name: "step" of `self.optimizer.step()`."""
     function = node.func if isinstance(node, cst.Call) else node
     if isinstance(function, cst.Attribute):
         return function.attr.value

@@ -1,4 +1,4 @@
-"""What a PyTorch script trains, with what, and on which data."""
+"""The training of a PyTorch script: its loaders, optimizers and training loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ _LOADERS = ("torch.utils.data.DataLoader", "torch_geometric.loader.DataLoader", 
 
 @dataclass
 class Loader:
-    """A DataLoader. use: what the loops over it do. loops: those, with the expression that each goes over."""
+    """A DataLoader.
+
+    call: its constructor.
+    use: what the loops over it do.
+    loops: these loops, with the expression that each iterates over.
+    sharded: does the migrated script shard it?
+    shuffled: does it then shuffle the shards?
+    """
 
     call: cst.Call
     use: Literal["train", "evaluate", "unknown"] = "unknown"
@@ -37,7 +44,14 @@ class Loader:
 
 @dataclass
 class Optimizer:
-    """An optimizer. target: the name it is given, "" if none. models: what it has the parameters of."""
+    """An optimizer.
+
+    call: its constructor.
+    target: the name to which it is assigned, "" if none.
+    models: the models whose parameters it has.
+    own_rates: do its parameter groups set learning rates?
+    from_torch: is it a class of torch.optim?
+    """
 
     call: cst.Call
     target: str
@@ -55,7 +69,7 @@ class Training:
         self.functions: set[Function] = bindings.reaching(list(self.backwards))
 
     def trains(self, node: cst.CSTNode) -> bool:
-        """Is there a backward pass in this node, or in a function that it calls?"""
+        """Does this node, or a function that it calls, contain a backward pass?"""
         return any(
             call in self.backwards or any(one in self.functions for one in self.bindings.called(call))
             for call in self.script.inside(node, cst.Call)
@@ -63,7 +77,7 @@ class Training:
 
     @cached_property
     def loaders(self) -> list[Loader]:
-        """Every DataLoader that is made in the script."""
+        """Every DataLoader that the script makes."""
         found = {call: Loader(call) for call in self.script.calls(*_LOADERS)}
         for loop in self.script.all(cst.For):
             for iterated in self.bindings.iterated(loop.iter):
@@ -91,7 +105,7 @@ class Training:
         return bool(self.script.inside(loop, cst.Yield))
 
     def loader_of(self, node: cst.BaseExpression) -> list[Loader]:
-        """The loaders that an expression may stand for; empty if one of them is not of this script."""
+        """List the loaders that an expression may mean; empty if one of them is not of this script."""
         calls = {loader.call: loader for loader in self.loaders}
         origins = self.bindings.origins(node)
         found = [calls[one] for one in origins if isinstance(one, cst.Call) and one in calls]
@@ -99,7 +113,7 @@ class Training:
 
     @cached_property
     def optimizers(self) -> list[Optimizer]:
-        """Every optimizer that is made in the script: torch's, and what looks like one and is stepped."""
+        """Every optimizer that the script makes: torch's, and objects that seem to be optimizers and are stepped."""
         stepped = {
             dotted_name(call.func.value)
             for call in self.script.all(cst.Call)
@@ -131,7 +145,7 @@ class Training:
         return ""
 
     def _made_of(self, value: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """The expressions that a list of parameters, or of groups of them, was made by."""
+        """List the expressions that may have made a list of parameters, or of groups of them."""
         found = list(self.bindings.origins(value))
         for one in found:
             for name in self.script.inside(one, cst.Name):
@@ -160,7 +174,7 @@ class Training:
 
 
 def is_torch_optimizer(name: str) -> bool:
-    """Is this the name of a class of torch.optim that is an optimizer?"""
+    """Is this the name of an optimizer class of torch.optim?"""
     module, _, own = name.rpartition(".")
     return module.startswith("torch.optim") and own[:1].isupper() and not re.search("lr_scheduler|swa_utils", module)
 

@@ -1,4 +1,4 @@
-"""Where values come from: assignments, parameters and what functions return, as far as a file shows it."""
+"""The origin of values: assignments, parameters and results of functions, as far as a file shows it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from libcst.metadata import Scope
 from hvdkit_migrate.names import dotted_name
 from hvdkit_migrate.script import Function, Script, last
 
-#: Functions that give what they are given, element by element.
+#: Functions that pass on the elements of their argument.
 _PASSING = {"enumerate", "tqdm", "iter", "islice", "track", "progress_bar", "list", "tuple", "trange", "filter"}
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A value that a name was given; at: which of its elements, where it was unpacked."""
+    """A value that was assigned to a name. at: index of the element, if the value was unpacked."""
 
     value: cst.BaseExpression
     at: int | None
@@ -26,7 +26,7 @@ class Bound:
 
 
 class Bindings:
-    """What the names of a script were given, and which functions of its own it calls."""
+    """The values of a script's names, and the functions of its own that it calls."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -61,12 +61,12 @@ class Bindings:
             self.assigned[self.script.names.home(target), name].append(Bound(value, at, node))
 
     def of(self, node: cst.BaseExpression) -> list[Bound]:
-        """What a name was given in the scope where it lives, or an attribute in the whole file."""
+        """List the values assigned to a name in the scope that binds it, or to an attribute in the whole file."""
         name = dotted_name(node)
         return self.assigned.get((self.script.names.home(node), name), []) if name else []
 
     def defined(self, name: cst.Name) -> list[Function | cst.ClassDef]:
-        """The script's functions and classes that a name may stand for; of a parameter, those that calls give."""
+        """List the script's functions and classes that a name may mean; for a parameter, also those that calls pass."""
         found = self.script.names.definitions(name)
         if not self.script.names.is_parameter(name) or name in self._resolving:
             return found
@@ -77,7 +77,7 @@ class Bindings:
         return found
 
     def called(self, call: cst.Call) -> list[Function]:
-        """The functions of this script that a call may run."""
+        """List the functions of this script that a call may run."""
         name = last(call)
         if isinstance(call.func, cst.Name):
             defined = self.defined(call.func)
@@ -91,21 +91,21 @@ class Bindings:
             mine = next((one for one in self.script.above(call) if isinstance(one, cst.ClassDef)), None)
             return [one for one in methods if mine is None or self._class_of(one) is mine] or methods
         if call in self._resolving:
-            return []  # what it is called on comes from itself
+            return []  # the object of the call comes from the call itself
         self._resolving.add(call)
         classes = [made for one in self.origins(owner) if isinstance(one, cst.Call) for made in self.made_by(one)]
         self._resolving.discard(call)
         return [one for one in methods if self._class_of(one) in classes]
 
     def made_by(self, call: cst.Call) -> list[cst.ClassDef]:
-        """The script's classes of which a call may make an object."""
+        """List the script's classes of which a call may make an object."""
         if isinstance(call.func, cst.Name):
             return [one for one in self.defined(call.func) if isinstance(one, cst.ClassDef)]
         own = [] if self.script.name(call) else self.script.all(cst.ClassDef)
         return [one for one in own if one.name.value == last(call)]
 
     def calls_of(self, function: Function) -> list[cst.Call]:
-        """The calls of one of the script's functions, or of the class that it is the __init__ of."""
+        """List the calls of one of the script's functions, or of the class of which it is the __init__."""
         name = function.name.value
         owner = self._class_of(function)
         names = {name, owner.name.value} if name == "__init__" and owner is not None else {name}
@@ -116,7 +116,7 @@ class Bindings:
         return above if isinstance(above, cst.ClassDef) else None
 
     def origins(self, node: cst.BaseExpression, depth: int = 8) -> list[cst.BaseExpression]:
-        """The expressions that a value may have been made by, as far back as can be seen; itself if no further."""
+        """List the expressions that may have made a value, as far back as visible; itself if none are."""
         return list(self._origins(node, None, depth))
 
     def _origins(self, node: cst.BaseExpression, at: int | None, depth: int) -> Iterator[cst.BaseExpression]:
@@ -154,7 +154,7 @@ class Bindings:
             yield node
 
     def _picked(self, node: cst.Subscript, depth: int) -> cst.BaseExpression | None:
-        """The value of a dictionary that is written out, for a key that is."""
+        """Find the value for a constant key in a dictionary literal."""
         index = node.slice[0].slice
         if not isinstance(index, cst.Index) or not isinstance(index.value, cst.SimpleString):
             return None
@@ -166,7 +166,7 @@ class Bindings:
         return None
 
     def given(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """What the script's calls give for a name that is a parameter of the function around it."""
+        """List the values that the script's calls pass for a name that is a parameter of the enclosing function."""
         function = self.script.function(node)
         names = _parameters(function) if function is not None else []
         if function is None or not isinstance(node, cst.Name) or node.value not in names:
@@ -187,7 +187,7 @@ class Bindings:
         ]
 
     def iterated(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """What a loop really goes over: without enumerate, tqdm and the like; also where that was given a name."""
+        """List what a loop really iterates over, without enumerate, tqdm and the like, even if these are named."""
         if isinstance(node, cst.Call) and (last(node) in _PASSING or last(node) == "zip") and node.args:
             parts = node.args if last(node) == "zip" else node.args[:1]
             return [found for arg in parts for found in self.iterated(arg.value)]
@@ -198,7 +198,7 @@ class Bindings:
         return [node]
 
     def reaching(self, seeds: list[cst.CSTNode]) -> set[Function]:
-        """The functions in which one of these nodes is, and those that call such functions."""
+        """Find the functions that contain one of these nodes, and those that call such functions."""
         found: set[Function] = set()
         todo = [self.script.function(node) for node in seeds]
         while todo:

@@ -86,7 +86,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the command; returns the exit code. Raises PlanError for what cannot be used."""
+    """Carry out the command; returns the exit code. Raises PlanError for invalid options or files."""
     from hvdkit_planner.run import run_plan  # its imports would slow down every other command
 
     return run_plan(options)

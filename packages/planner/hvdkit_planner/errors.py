@@ -6,4 +6,4 @@ from hvdkit.errors import HvdkitError
 
 
 class PlanError(HvdkitError, ValueError):
-    """hvdkit plan cannot use what it was given: a model, a cluster, a layout of ranks or a file."""
+    """hvdkit plan cannot use its input: a model, a cluster, a layout of ranks or a file."""

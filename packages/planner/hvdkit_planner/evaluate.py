@@ -1,4 +1,4 @@
-"""Predictions beside measurements: a table of rows in, the same with times, memory and errors out.
+"""Predictions beside measurements: reads a table of rows, and writes it with times, memory and errors.
 
 A row is a model, a cluster, a layout and a time. Columns are known by name.
 """
@@ -19,7 +19,7 @@ from hvdkit_planner.errors import PlanError
 from hvdkit_planner.layout import GIB, GPT_VOCABULARY, Calibration, Cluster, Gpu, Layout, Transformer
 from hvdkit_planner.search import Candidate, Job, assess
 
-# A quantity -> what columns call it: without case, spaces and signs.
+# A quantity -> names of its column, without case, spaces and signs.
 _COLUMNS = {
     "gpus": "gpus ngpus numgpus numberofgpus numberofgpu numberofaccelerators worldsize totalgpus",
     "batch": "globalbatch globalbatchsize batchsize batch gbs",
@@ -52,7 +52,10 @@ _YES, _NO = ("1", "yes", "true", "on", "y"), ("0", "no", "false", "off", "n", "n
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is which. names: quantity to column. time: the column of the measured time, and its seconds."""
+    """The columns of a table.
+
+    names: quantity to column. time: the column of the measured time. unit: its unit in seconds.
+    """
 
     names: Mapping[str, str]
     time: str | None = None
@@ -61,9 +64,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Row:
-    """A row. layouts: one, or those that what is missing allows. measured: seconds, None if unknown.
+    """A row of the table.
 
-    assumed: what the table does not say, in words.
+    model: its transformer.
+    cluster: its GPUs.
+    batch: samples of a step.
+    layouts: one layout, or all that the missing values allow.
+    measured: time in seconds, None if unknown.
+    assumed: the values that the table lacks, in words.
     """
 
     model: Transformer
@@ -75,7 +83,7 @@ class Row:
 
 
 def find_columns(header: Iterable[str]) -> Columns:
-    """Find the columns by their names. Raises PlanError if one that is needed is missing, or two mean the same."""
+    """Find the columns by their names. Raises PlanError if a required column is missing, or two mean the same."""
     header = list(header)
     names: dict[str, str] = {}
     time, unit = None, 1e-3
@@ -102,10 +110,15 @@ def find_columns(header: Iterable[str]) -> Columns:
 
 
 def read_row(cells: Mapping[str, str], columns: Columns, gpu: Gpu, defaults: Mapping[str, str]) -> Row:
-    """Read a row. defaults: quantity to text, for what no column or an empty cell says. Raises PlanError.
+    """Read a row. Raises PlanError.
 
-    Without them: Megatron-LM's vocabulary, sequences of 2048, heads of 128, 8 GPUs a node, 1F1B, no ZeRO, no sequence
-    parallelism; of micro-batch and recomputation the layouts with all values, of which the caller chooses.
+    cells: column to text.
+    columns: the columns of the table.
+    gpu: the GPU of the cluster.
+    defaults: quantity to text, used if the column is missing or the cell empty.
+    Without defaults: Megatron-LM's vocabulary, sequences of 2048, heads of 128, 8 GPUs a node, 1F1B, no ZeRO, no
+    sequence parallelism; for a missing micro-batch or recomputation, the layouts with all values, from which the caller
+    chooses.
     """
     texts = {
         **defaults,
@@ -206,7 +219,7 @@ _ADDED = (TIME, MEMORY, STATE, ERROR, ASSUMED)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a row. problem: why there is no prediction; "" if there is one. candidate: None for bad rows."""
+    """The result for a row. candidate: None for bad rows. problem: why there is no prediction; "" if there is one."""
 
     row: Row | None
     candidate: Candidate | None
@@ -214,7 +227,7 @@ class Verdict:
 
     @property
     def error(self) -> float | None:
-        """Of the time, relative to what was measured; above 0 if the prediction is too long."""
+        """The error of the time, relative to the measured time; above 0 if the prediction is too long."""
         if self.row is None or self.row.measured is None or self.candidate is None or self.problem:
             return None
         return self.candidate.time.total / self.row.measured - 1
@@ -222,18 +235,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A table with its predictions. header, cells: as they were read."""
+    """A table with its predictions. header, cells: as in the file. verdicts: the results of the rows."""
 
     header: list[str]
     cells: list[dict[str, str]]
     verdicts: list[Verdict]
 
     def errors(self) -> list[float]:
-        """Errors of all rows whose time is known and predicted, without signs."""
+        """List the absolute errors of all rows whose time is known and predicted."""
         return [abs(verdict.error) for verdict in self.verdicts if verdict.error is not None]
 
     def regrets(self) -> list[float]:
-        """By how much the layout called best is slower than the best measured, for each job with several layouts."""
+        """List the regret of each job with several layouts.
+
+        The regret is how much slower the layout with the best prediction is than the layout with the best measurement.
+        """
         groups: dict[object, list[tuple[float, float]]] = defaultdict(list)
         for verdict in self.verdicts:
             row = verdict.row
@@ -244,7 +260,13 @@ class Evaluation:
 
 
 def evaluate(text: str, gpu: Gpu, constants: Calibration, defaults: Mapping[str, str]) -> Evaluation:
-    """Predict every row of a table of comma-separated values. Raises PlanError if it is no such table."""
+    """Predict every row of a table of comma-separated values. Raises PlanError if the text is not such a table.
+
+    text: the table.
+    gpu: the GPU of the clusters.
+    constants: constants of the predictions.
+    defaults: see read_row().
+    """
     reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), restval="")
     header = list(reader.fieldnames or [])
     columns = find_columns(header)
@@ -260,7 +282,7 @@ def evaluate(text: str, gpu: Gpu, constants: Calibration, defaults: Mapping[str,
 
 
 def judge(row: Row, constants: Calibration) -> Verdict:
-    """Predict a row: of its layouts that fit the fastest; one that recomputes only if no other fits."""
+    """Predict a row: uses the fastest of its layouts that fit; a layout that recomputes only if no other fits."""
     job = Job(row.model, row.cluster, row.batch, constants)
     candidates = [assess(job, layout) for layout in row.layouts]
     fitting = [candidate for candidate in candidates if candidate.fits(job)]
@@ -283,7 +305,7 @@ def build_csv(evaluation: Evaluation) -> str:
 
 
 def summarise(evaluation: Evaluation) -> dict[str, float]:
-    """Sum up: rows, those predicted, that do not fit, that are wrong; errors of time and regrets as shares."""
+    """Summarise: number of rows, predicted, not fitting and wrong rows; errors of time and regrets as fractions."""
     verdicts, errors, regrets = evaluation.verdicts, evaluation.errors(), evaluation.regrets()
     found: dict[str, float] = {
         "rows": len(verdicts),
@@ -311,7 +333,7 @@ def read_table(path: Path) -> str:
 
 
 def describe(evaluation: Evaluation, limit: int = 5) -> Sequence[str]:
-    """Write the sums, and the first problems, in lines."""
+    """Write the summary and the first problems as lines."""
     found = summarise(evaluation)
     lines = [
         f"{found['rows']:.0f} rows, {found['predicted']:.0f} predicted, {found['do_not_fit']:.0f} do not fit, "

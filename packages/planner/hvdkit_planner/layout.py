@@ -1,7 +1,7 @@
-"""What is planned, as data: a transformer's sizes, the GPUs and their links, and how the work is divided over ranks.
+"""The inputs of planning, as data: sizes of a transformer, GPUs and their links, and the layout of ranks.
 
-Figures of GPUs are those of the makers' data sheets, dense, without sparsity. The shares of them that a training step
-reaches are fitted once, and kept as numbers.
+Figures of GPUs are those of the makers' data sheets, dense, without sparsity. The fractions of them that a training
+step reaches are fitted once, and stored as numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ GIB = 2**30
 class Gpu:
     """One accelerator, as a rank sees it.
 
-    memory: bytes. flops: float16 or bfloat16 multiply-adds of matrices, counted as two, a second. bandwidth: bytes a
-    second from its memory. processors: that run tiles of a product at the same time. link: bytes a second, one
-    direction, to the others of its node. network: bytes a second, one direction, of its share of the node's network.
+    name: its name.
+    memory: bytes.
+    flops: float16 or bfloat16 multiply-adds of matrices, counted as two, a second.
+    bandwidth: bytes a second from its memory.
+    processors: number of processors, which compute tiles of a product at the same time.
+    link: bytes a second, one direction, to the other GPUs of its node.
+    network: bytes a second, one direction, of its share of the node's network.
     """
 
     name: str
@@ -32,7 +36,8 @@ class Gpu:
 
 
 #: V100: DGX-1V's successor with NVSwitch and 8 x 100 Gb/s; A100: DGX A100, 8 x 200 Gb/s; H100: DGX H100, 8 x 400 Gb/s;
-#: MI250: one of its two dies, which is what a rank has, with its share of Infinity Fabric and 4 x 200 Gb/s for 8 dies.
+#: MI250: one of its two dies, which is the GPU of a rank, with its share of Infinity Fabric and 4 x 200 Gb/s for 8
+#: dies.
 PRESETS = {
     "v100-16": Gpu("V100-SXM2 16 GB", 16 * GIB, 125e12, 0.9e12, 80, 150e9, 12.5e9),
     "v100-32": Gpu("V100-SXM3 32 GB", 32 * GIB, 125e12, 0.9e12, 80, 150e9, 12.5e9),
@@ -46,21 +51,21 @@ _SHORT = {"v100": "v100-32", "a100": "a100-80", "h100": "h100-80"}
 
 @dataclass(frozen=True)
 class Parts:
-    """A sum, by parts: the fields."""
+    """A sum whose terms are the fields."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        """Part to size."""
+        """Map each term's name to its size."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` of one kind, `node` of them in each node; the last node may have fewer."""
+    """A number `gpus` of equal GPUs, `node` of them in each node; the last node may have fewer."""
 
     gpu: Gpu
     gpus: int
@@ -72,7 +77,7 @@ class Cluster:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Find a preset by name, in any case. Raises PlanError with the names that there are."""
+    """Find a preset by name, in any case. Raises PlanError with the known names."""
     key = name.strip().lower()
     try:
         return PRESETS[_SHORT.get(key, key)]
@@ -82,23 +87,23 @@ def find_gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Few physical constants, the same for all models and layouts.
+    """Physical constants, the same for all models and layouts.
 
-    The values are what `python -m benchmarks.plan_fit` prints: fitted to one half of the model sizes of the times of
-    one node that vTrain has published, except `network_efficiency`, which one node cannot show.
+    The values are the output of `python -m benchmarks.plan_fit`: fitted to one half of the model sizes in vTrain's
+    published times of one node, except `network_efficiency`, which one node cannot show.
 
-    product_efficiency: of the peak, for large matrix products.
-    tail_waves: rounds of tiles, on all processors, that a product loses at its begin and end.
-    memory_efficiency: of the bandwidth, for operations on elements.
+    product_efficiency: fraction of the peak, for large matrix products.
+    tail_waves: rounds of tiles, on all processors, that a product loses at its start and end.
+    memory_efficiency: fraction of the bandwidth, for operations on elements.
     kernel_s: seconds of a GPU between two kernels.
     launch_s: CPU seconds to launch a kernel; a layer takes no less than its kernels' sum.
     collective_launch_s: CPU seconds of a collective beyond that, for each of its ranks.
     collective_s: seconds of a collective that do not depend on its size, for each doubling of the ranks.
-    link_efficiency, network_efficiency: of the links' bandwidth.
+    link_efficiency, network_efficiency: fraction of the links' bandwidth.
     logit_bytes: traffic of cross-entropy, for each logit.
-    whole_head: how many times as long output layer and loss take where tp is 1.
+    whole_head: factor by which output layer and loss take longer if tp is 1.
     update_bytes: traffic of the optimizer, for each parameter.
-    layer_scale: what a layer was measured to take, over what these constants say.
+    layer_scale: measured time of a layer over the time by these constants.
     """
 
     product_efficiency: float = 0.793
@@ -116,7 +121,7 @@ class Calibration:
     layer_scale: float = 1.0
 
 
-#: The vocabulary of GPT-2, padded as Megatron-LM pads it. Tables of measurements seldom give one.
+#: The vocabulary of GPT-2, padded as by Megatron-LM. Tables of measurements seldom contain a vocabulary.
 GPT_VOCABULARY = 51200
 
 
@@ -124,12 +129,19 @@ GPT_VOCABULARY = 51200
 class Transformer:
     """The sizes of a decoder-only transformer.
 
-    hidden: width h. sequence: tokens s of a sample. feedforward: width of the MLP, 0 for 4 h. kv_heads: of
-    grouped-query attention, 0 for `heads`. gated: an MLP of three matrices (SwiGLU), without biases. tied: the output
-    layer shares the embedding's weight. positions: learned position embeddings. fused_attention: no s x s matrix in
-    memory (FlashAttention).
+    hidden: width h.
+    layers: number of layers.
+    heads: number of attention heads.
+    sequence: tokens s of a sample.
+    vocabulary: number of words.
+    feedforward: width of the MLP, 0 for 4 h.
+    kv_heads: heads of keys and values in grouped-query attention, 0 for `heads`.
+    gated: an MLP of three matrices (SwiGLU), without biases.
+    tied: the output layer shares the embedding's weight.
+    positions: learned position embeddings.
+    fused_attention: no s x s matrix in memory (FlashAttention).
 
-    Raises PlanError for sizes that no transformer has.
+    Raises PlanError for impossible sizes.
     """
 
     hidden: int
@@ -162,7 +174,7 @@ class Transformer:
 
     @property
     def grouped_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
@@ -172,24 +184,24 @@ class Transformer:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of a layer: 12 h^2 + 13 h for GPT (arXiv 2104.04473, equation 2)."""
+        """Number of parameters of a layer: 12 h^2 + 13 h for GPT (arXiv 2104.04473, equation 2)."""
         h, f = self.hidden, self.width
         matrices = 2 * h * h + 2 * h * self.kv_width + (3 if self.gated else 2) * h * f
         return matrices + (2 * h if self.gated else 6 * h + 2 * self.kv_width + f + h)
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding of words, once, and of positions."""
+        """Number of parameters of the embeddings, of words, once, and of positions."""
         return (self.vocabulary + (self.sequence if self.positions else 0)) * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of an output layer of its own; 0 if it shares the embedding's."""
+        """Number of parameters of a separate output layer; 0 if it shares the embedding's."""
         return 0 if self.tied else self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         norm = (1 if self.gated else 2) * self.hidden
         return self.layers * self.layer_parameters + self.embedding_parameters + self.head_parameters + norm
 
@@ -205,11 +217,11 @@ class Transformer:
 
     @property
     def head_flops(self) -> float:
-        """The same of the output layer."""
+        """Floating-point operations of the forward pass of the output layer for one sample."""
         return 2.0 * self.sequence * self.hidden * self.vocabulary
 
     def step_flops(self, batch: int) -> float:
-        """Operations of a step on `batch` samples that the model needs, without recomputation."""
+        """Count the operations that the model needs for a step on `batch` samples, without recomputation."""
         return 3.0 * batch * (self.layers * self.layer_flops + self.head_flops)
 
 
@@ -218,12 +230,16 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Layout:
-    """dp x tp x pp ranks.
+    """A layout of dp x tp x pp ranks.
 
-    micro_batch: samples that pass a pipeline at once on one replica. chunks: parts of the model that a rank of the
-    pipeline has; 1 is 1F1B, more is interleaved 1F1B. zero: stage of ZeRO. recompute: none, selective (the attention's
-    s x s matrices) or full (all of a layer). sequence_parallel: what tensor parallelism leaves undivided is divided
-    along the sequence.
+    dp: number of replicas (data parallelism).
+    tp: ranks of tensor parallelism.
+    pp: stages of the pipeline.
+    micro_batch: samples that pass a pipeline at once on one replica.
+    chunks: number of model chunks on a rank of the pipeline; 1 is 1F1B, more is interleaved 1F1B.
+    zero: stage of ZeRO.
+    recompute: none, selective (the attention's s x s matrices) or full (all of a layer).
+    sequence_parallel: activations that tensor parallelism does not divide are divided along the sequence.
     """
 
     dp: int
@@ -237,7 +253,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the whole layout."""
+        """Number of ranks of the whole layout."""
         return self.dp * self.tp * self.pp
 
     @property
@@ -248,11 +264,11 @@ class Layout:
         return "1F1B" if self.chunks == 1 else f"interleaved {self.chunks}"
 
     def micro_batches(self, batch: int) -> int:
-        """Micro-batches of a step on each replica, of `batch` samples altogether."""
+        """Count the micro-batches of a step on each replica, for `batch` samples in total."""
         return batch // (self.dp * self.micro_batch)
 
     def stages(self, model: Transformer) -> list[int]:
-        """Layers of each stage; the first ones have one more if they cannot be equal."""
+        """Return the number of layers of each stage; the first stages have one more if they cannot be equal."""
         each, more = divmod(model.layers, self.pp)
         return [each + (stage < more) for stage in range(self.pp)]
 

@@ -1,4 +1,4 @@
-"""What is measured in place of a data sheet: links by hvdkit bench, a processor and one layer on this machine."""
+"""Measurements in place of a data sheet: links by hvdkit bench, a processor and one layer on this machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from hvdkit_planner.step import layer_time
 
 
 def with_links(gpu: Gpu, constants: Calibration, report: Report, *, width: int = 2) -> tuple[Gpu, Calibration]:
-    """Replace the link inside a node by what `hvdkit bench allreduce` has measured: its largest and smallest size.
+    """Replace the link inside a node by the measurements of `hvdkit bench allreduce`, of its largest and smallest size.
 
-    width: bytes of a value in training, of which the formulas count 2.
-    Raises PlanError for a report of something else.
+    width: bytes of a value in training; the formulas count 2. Raises PlanError for another report.
     """
     cases = sorted((case for case in report.cases if OURS in case.times), key=lambda case: case.nbytes)
     if report.kind != "allreduce" or report.ranks < 2 or not cases:
@@ -36,10 +35,10 @@ def with_links(gpu: Gpu, constants: Calibration, report: Report, *, width: int =
 
 
 def measured_cpu(ranks: int) -> Gpu:
-    """Measure a core of this machine while `ranks` processes compute: a rank of theirs, as a "GPU".
+    """Measure a core of this machine while `ranks` processes compute, and return it as the "GPU" of a rank.
 
-    Values are float32 there: twice the bytes that the formulas count, so rates are halved. Where there are more ranks
-    than cores, each has its share of one.
+    Values are float32 there: twice the bytes that the formulas count, so rates are halved. With more ranks than cores,
+    each rank has its share of a core.
     """
     rates = _on_ranks(min(ranks, count_cores()), _measure_rates, ())
     flops, bandwidth = (min(rate[index] for rate in rates) / _sharing(ranks) for index in (0, 1))
@@ -48,7 +47,7 @@ def measured_cpu(ranks: int) -> Gpu:
 
 
 def measured_layer(model: Transformer, gpu: Gpu, ranks: int) -> Calibration:
-    """Measure one layer of the model, forward and backward on one sample, on all cores that the ranks have."""
+    """Measure one layer of the model, forward and backward on one sample, on all cores of the ranks."""
     found = Calibration(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 32.0, 1.0, 60.0)
     time_of = layer_time(model, Layout(1, 1, 1, 1), gpu, found)
     seconds = max(_on_ranks(min(ranks, count_cores()), _measure_layer, (model,))) * _sharing(ranks)
@@ -56,7 +55,7 @@ def measured_layer(model: Transformer, gpu: Gpu, ranks: int) -> Calibration:
 
 
 def _sharing(ranks: int) -> float:
-    """Ranks of a core."""
+    """Return the number of ranks on a core."""
     return max(1.0, ranks / count_cores())
 
 
@@ -73,7 +72,7 @@ def _meet(barrier: Any) -> None:
 
 
 def _measure_rates() -> tuple[float, float]:
-    """Operations and bytes a second of this process on one thread."""
+    """Measure the operations and bytes a second of this process on one thread."""
     torch = optional_import("torch", "torch")
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     source, target = torch.randn(2**23), torch.empty(2**23)
@@ -81,7 +80,7 @@ def _measure_rates() -> tuple[float, float]:
 
 
 def _measure_layer(model: Transformer) -> float:
-    """Seconds of a layer of GPT of the model's sizes, forward and backward on one sample."""
+    """Measure the seconds of a layer of GPT with the model's sizes, forward and backward on one sample."""
     torch = optional_import("torch", "torch")
     layer = torch.nn.TransformerEncoderLayer(
         model.hidden, model.heads, model.width, 0.0, activation="gelu", batch_first=True, norm_first=True
@@ -91,7 +90,7 @@ def _measure_layer(model: Transformer) -> float:
 
 
 def _cpu_s(work: Callable[[], object], seconds: float = 1.0) -> float:
-    """Median CPU seconds of repeated calls, after one that warms up: what else runs on the machine does not count."""
+    """Measure the median CPU seconds of repeated calls, after a warm-up; other processes' work does not count."""
     work()
     times: list[float] = []
     while sum(times) < seconds or len(times) < 5:

@@ -1,4 +1,4 @@
-"""Carry out hvdkit plan: read, compute, and print plans as a table, as JSON, as a figure and in words."""
+"""Carries out hvdkit plan: reads, computes, and prints plans as a table, as JSON, as a figure and in words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from hvdkit_planner.step import (
     tensor_bandwidth,
 )
 
-#: Part of a step -> what it is, for tables.
+#: Part of a step -> its name in tables.
 PARTS = {
     "compute": "compute",
     "tensor": "tp",
@@ -47,7 +47,7 @@ PARTS = {
 
 
 def compare(candidate: Candidate, best: Candidate) -> str:
-    """Say why a layout is slower than the best: the parts that take longer, the largest first."""
+    """Explain why a layout is slower than the best: the parts that take longer, the largest first."""
     if candidate is best:
         return "the fastest"
     mine, others = candidate.time.parts(), best.time.parts()
@@ -60,7 +60,7 @@ def compare(candidate: Candidate, best: Candidate) -> str:
 
 
 def explain(candidate: Candidate, job: Job) -> Sequence[str]:
-    """Explain a layout: stages, memory and time, with the numbers that they come from."""
+    """Explain a layout: stages, memory and time, with the numbers behind them."""
     layout, model, cluster = candidate.layout, job.model, job.cluster
     micro_batches, stages = layout.micro_batches(job.batch), layout.stages(model)
     parameters = stage_parameters(model, layout, 0)
@@ -96,12 +96,12 @@ def explain(candidate: Candidate, job: Job) -> Sequence[str]:
 
 
 def rate_tokens(candidate: Candidate, job: Job) -> float:
-    """Tokens a second."""
+    """Compute the tokens a second."""
     return job.batch * job.model.sequence / candidate.time.total
 
 
 def utilisation(candidate: Candidate, job: Job) -> float:
-    """Share of the GPUs' peak that the model's own operations take (MFU)."""
+    """Compute the fraction of the GPUs' peak that the model's own operations use (MFU)."""
     return job.model.step_flops(job.batch) / candidate.time.total / (job.cluster.gpus * job.cluster.gpu.flops)
 
 
@@ -114,13 +114,13 @@ def _rate(bandwidth: float) -> str:
     return f"{bandwidth / 1e9:.0f} GB/s"
 
 
-#: What asks for the figure.
+#: Name of the option for the figure, for errors.
 PLOT = "--plot"
 _COLUMNS = ("dp", "tp", "pp", "schedule", "micro", "ZeRO", "recompute", "GiB", "state", "activ.")
 
 
 def list_columns() -> list[str]:
-    """Name the columns of the table."""
+    """List the columns of the table."""
     return [*_COLUMNS, "step", *PARTS.values(), "tokens/s", "why"]
 
 
@@ -189,13 +189,13 @@ def _encode(candidate: Candidate, best: Candidate, job: Job) -> dict[str, Any]:
     }
 
 
-#: What --evaluate takes from options where a table does not say it.
+#: Options that are defaults for values missing in the table of --evaluate.
 _TABLE_DEFAULTS = ("vocabulary", "sequence", "node", "recompute", "chunks", "sequence_parallel", "fused_attention")
 _SIZES = ("hidden", "layers", "heads", "sequence", "vocabulary")
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Carry out the command; returns the exit code. Raises PlanError for what cannot be used."""
+    """Carry out the command; returns the exit code. Raises PlanError for invalid options or files."""
     if options.evaluate:
         return _evaluate(options)
     missing = [f"--{name}" for name in ("gpus", "batch") if getattr(options, name) is None]
@@ -231,7 +231,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def build_job(options: argparse.Namespace, model: Transformer) -> Job:
-    """Build the job: the GPU's data sheet, or what was measured. Raises PlanError for options that contradict."""
+    """Build the job, from the GPU's data sheet or from measurements. Raises PlanError for options that contradict."""
     gpu, constants = find_gpu(options.gpu), Calibration()
     if options.measure:
         if options.gpus > 1 and not options.bench:
@@ -247,7 +247,7 @@ def build_job(options: argparse.Namespace, model: Transformer) -> Job:
 
 
 def best_of_each(plans: Plans) -> list[Candidate]:
-    """The fastest micro-batch and schedule of each dp x tp x pp."""
+    """Select the fastest micro-batch and schedule of each dp x tp x pp."""
     found: dict[tuple[int, int, int], Candidate] = {}
     for candidate in plans.fitting:
         layout = candidate.layout

@@ -1,4 +1,4 @@
-"""All layouts of a model on a cluster, with memory and time; what fits, by time."""
+"""All layouts of a model on a cluster, with memory and time; those that fit, sorted by time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit_planner.step import Memory, StepTime, compute_memory, compute_step
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _CHUNKS = (1, 2, 3, 4)
 
-#: What costs memory or time, from the least change of training to the greatest.
+#: Choices of ZeRO and recomputation, which trade time for memory, from the least change of training to the greatest.
 _SAVINGS = [
     {"zero": zero, "recompute": recompute} for recompute in ("none", "selective", "full") for zero in (0, 1, 2, 3)
 ]
@@ -20,7 +20,7 @@ _SAVINGS = [
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be planned: a model, a cluster, samples of a step, and what is known of the GPUs."""
+    """The input of a plan: a model, a cluster, samples of a step, and constants of the GPUs."""
 
     model: Transformer
     cluster: Cluster
@@ -43,9 +43,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plans:
-    """All layouts that fit, by time, the least memory first among equals. refused: how many do not fit.
+    """The layouts that fit, by time, the least memory first among equals. refused: number of layouts that do not fit.
 
-    smallest: of those that do not fit, the one that needs least; None if there is none.
+    smallest: the layout with the least memory of those that do not fit; None if all fit.
     """
 
     fitting: list[Candidate]
@@ -54,7 +54,7 @@ class Plans:
 
 
 def assess(job: Job, layout: Layout) -> Candidate:
-    """Compute memory and time of one layout. Raises PlanError for one that cannot be trained."""
+    """Compute memory and time of one layout. Raises PlanError for a layout that cannot be trained."""
     check_layout(layout, job.model, job.cluster, job.batch)
     memory = compute_memory(job.model, layout, job.batch)
     return Candidate(layout, memory, compute_step(job.model, layout, job.cluster, job.batch, job.constants))
@@ -86,7 +86,7 @@ def search(job: Job) -> Plans:
 
 
 def explain_refusal(job: Job, plans: Plans) -> str:
-    """Say that nothing fits, and what would."""
+    """Explain that nothing fits, and what would help."""
     least = plans.smallest
     assert least is not None
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in least.memory.parts().items())
@@ -98,13 +98,16 @@ def explain_refusal(job: Job, plans: Plans) -> str:
 
 
 def _order(candidate: Candidate) -> tuple[float, int, int, float]:
-    """By time to a thousandth; then the least of ZeRO and recomputation, then memory."""
+    """Make the sort key: time to three digits, then the least ZeRO stage and chunks, then memory."""
     layout = candidate.layout
     return (float(f"{candidate.time.total:.3g}"), layout.zero, layout.chunks, candidate.memory.total)
 
 
 def _shapes(job: Job) -> Iterator[Layout]:
-    """Every dp x tp x pp, micro-batch and schedule. Tensor parallelism, with the most traffic, stays inside a node."""
+    """Yield every dp x tp x pp, micro-batch and schedule.
+
+    Tensor parallelism, with the most traffic, stays inside a node.
+    """
     gpus, model = job.cluster.gpus, job.model
     for tp in _divisors(gpus):
         if tp > job.cluster.node or model.heads % tp or model.hidden % tp or model.grouped_heads % tp:

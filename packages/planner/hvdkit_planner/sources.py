@@ -1,4 +1,4 @@
-"""Where a model's sizes come from: words, a config file in the form of Hugging Face, or a script that builds it."""
+"""Reads a model's sizes from words, a config file in the form of Hugging Face, or a script that builds the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.optional_import import optional_import
 from hvdkit_planner.errors import PlanError
 from hvdkit_planner.layout import Transformer
 
-# A size -> the names that configurations give it: Llama and Mistral, GPT-2, GPT-NeoX, OPT, BLOOM, Falcon, MPT.
+# A size -> its names in configurations of Llama and Mistral, GPT-2, GPT-NeoX, OPT, BLOOM, Falcon, MPT.
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model", "hidden_dim", "n_embed"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -32,7 +32,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 def read_model(text: str, sizes: Mapping[str, int]) -> Transformer:
     """Read a model: `hidden=4096,layers=32,heads=32`, a config.json or its folder, or `train.py:build`.
 
-    sizes: given beside it, which replace the model's own. Raises PlanError for what cannot be read.
+    sizes: sizes from options, which replace the model's own. Raises PlanError for a model that cannot be read.
     """
     path, _, function = text.partition(":")
     if path.endswith(".py"):
@@ -110,7 +110,7 @@ def _from_script(path: Path, function: str, sizes: Mapping[str, int]) -> Transfo
             built = getattr(module, function)()
     except PlanError:
         raise
-    except Exception as error:  # whatever a script raises
+    except Exception as error:  # any error of the script
         raise PlanError(f"{path}:{function} cannot build the model: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
@@ -123,7 +123,7 @@ def _from_script(path: Path, function: str, sizes: Mapping[str, int]) -> Transfo
 def from_module(built: Any, sizes: Mapping[str, int], where: str) -> Transformer:
     """Find the sizes in a torch.nn.Module: the block that is repeated most, its matrices, the embedding, the heads.
 
-    Raises PlanError if there is no repeated block, or if a size that is needed has to be given.
+    Raises PlanError if no block is repeated, or if a required size is missing.
     """
     torch = optional_import("torch", "torch")
     children = [list(module.children()) for module in built.modules()]

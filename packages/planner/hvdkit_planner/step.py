@@ -1,13 +1,14 @@
 """Memory of a rank, and seconds of a training step, by part.
 
-Parameters and optimizer: arXiv 1910.02054 (ZeRO), with gradients in float32 as Megatron-LM keeps them. Activations:
+Parameters and optimizer: arXiv 1910.02054 (ZeRO), with gradients in float32 as in Megatron-LM. Activations:
 arXiv 2205.05198, equations 1 to 6.
 
-The pipeline follows arXiv 2104.04473, section 2.2: a step takes all micro-batches on its slowest stage, and once the
-others; interleaving divides the second by the chunks, and multiplies what stages send.
+The pipeline follows arXiv 2104.04473, section 2.2: a step takes the time of all micro-batches on its slowest stage, and
+the time of one micro-batch on the other stages; interleaving divides the latter by the chunks, and multiplies the
+traffic between stages.
 
 Compute is a roofline: a layer's matrix products, its operations on elements, and its kernels. Communication is
-alpha-beta formulas of rings (Thakur et al. 2005), over links placed as Megatron-LM does: ranks are numbered so that
+alpha-beta formulas of rings (Thakur et al. 2005), over links in Megatron-LM's order: ranks are numbered so that
 tensor parallelism is innermost, then data parallelism, then the pipeline.
 """
 
@@ -26,7 +27,7 @@ CONTEXT_BYTES = 2.0 * GIB  # the driver's context, NCCL's buffers, workspaces: a
 
 @dataclass(frozen=True)
 class Memory(Parts):
-    """Bytes of the rank that needs most. context: what the driver and libraries take."""
+    """Bytes of the rank with the highest need. context: use by the driver and libraries."""
 
     weights: float
     gradients: float
@@ -36,18 +37,24 @@ class Memory(Parts):
 
     @property
     def state(self) -> float:
-        """Parameters, gradients and optimizer."""
+        """The sum of parameters, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
 
 def compute_memory(model: Transformer, layout: Layout, batch: int) -> Memory:
-    """Compute the memory of the stage that needs most: the first holds most activations, the last the output layer."""
-    stages = {0, layout.pp - 1}  # a stage between them has no more layers, micro-batches or embeddings than the first
+    """Compute the memory of the stage with the highest need.
+
+    The first stage has the most activations, the last the output layer.
+    """
+    stages = {0, layout.pp - 1}  # a middle stage has no more layers, micro-batches or embeddings than the first
     return max((_stage_memory(model, layout, batch, stage) for stage in stages), key=lambda memory: memory.total)
 
 
 def stage_parameters(model: Transformer, layout: Layout, stage: int) -> float:
-    """Parameters of one rank of a stage; an embedding that the output layer shares is on both ends of a pipeline."""
+    """Count the parameters of one rank of a stage.
+
+    An embedding that the output layer shares is on both ends of a pipeline.
+    """
     first, last = stage == 0, stage == layout.pp - 1
     total = float(layout.stages(model)[stage] * model.layer_parameters)
     total += model.embedding_parameters if first else 0
@@ -57,7 +64,7 @@ def stage_parameters(model: Transformer, layout: Layout, stage: int) -> float:
 
 
 def layer_activations(model: Transformer, layout: Layout) -> float:
-    """Bytes that a layer keeps of one micro-batch for its backward pass.
+    """Compute the bytes that a layer keeps of one micro-batch for its backward pass.
 
     For GPT sbh (10 + 24 / t + 5 a s / (h t)) (arXiv 2205.05198, equation 2).
     """
@@ -81,7 +88,7 @@ def _stage_activations(model: Transformer, layout: Layout, batch: int, stage: in
     if layout.chunks > 1:
         in_flight += (pp - 1) / layout.chunks
     total = layers * in_flight * layer_activations(model, layout)
-    if layout.recompute == "full":  # one layer at a time is computed again, and kept until its backward pass is over
+    if layout.recompute == "full":  # one layer at a time is recomputed, and kept until the end of its backward pass
         total += _kept(model, layout)
     if stage == 0:
         total += in_flight * tokens * model.hidden / _along_sequence(layout)
@@ -95,7 +102,7 @@ def _along_sequence(layout: Layout) -> int:
 
 
 def _kept(model: Transformer, layout: Layout) -> float:
-    """Bytes of a layer's activations without full recomputation."""
+    """Compute the bytes of a layer's activations without full recomputation."""
     undivided = (8.0 if model.gated else 10.0) * model.hidden / _along_sequence(layout)
     divided = 4.0 * (model.hidden + model.kv_width) + (6.0 if model.gated else 4.0) * model.width
     if layout.recompute != "selective" and not model.fused_attention:
@@ -104,17 +111,17 @@ def _kept(model: Transformer, layout: Layout) -> float:
 
 
 def tensor_bandwidth(cluster: Cluster, layout: Layout, constants: Calibration) -> float:
-    """Bytes a second of a ring of the tp ranks."""
+    """Compute the bytes a second of a ring of the tp ranks."""
     return _ring_bandwidth(cluster, constants, layout.tp, 1)
 
 
 def data_bandwidth(cluster: Cluster, layout: Layout, constants: Calibration) -> float:
-    """Bytes a second of a ring of the dp ranks, while the other rings of the node use the network as well."""
+    """Compute the bytes a second of a ring of the dp ranks, while the other rings of the node use the network too."""
     return _ring_bandwidth(cluster, constants, layout.dp, layout.tp)
 
 
 def stage_bandwidth(cluster: Cluster, layout: Layout, constants: Calibration) -> float:
-    """Bytes a second from a stage of the pipeline to the next; from rank to rank, all at the same time."""
+    """Compute the bytes a second from a rank of a pipeline stage to the next stage, while all ranks send."""
     inside = 2 * layout.dp * layout.tp <= cluster.node or cluster.gpus <= cluster.node
     if inside:
         return cluster.gpu.link * constants.link_efficiency
@@ -122,7 +129,14 @@ def stage_bandwidth(cluster: Cluster, layout: Layout, constants: Calibration) ->
 
 
 def ring_s(nbytes: float, ranks: int, bandwidth: float, constants: Calibration, *, passes: int = 2) -> float:
-    """Seconds of an allreduce (2 passes), a reduce-scatter or an allgather (1 pass) of `nbytes` on `ranks`."""
+    """Compute the seconds of an allreduce (2 passes), a reduce-scatter or an allgather (1 pass) in a ring.
+
+    nbytes: bytes of the whole tensor.
+    ranks: number of ranks.
+    bandwidth: bytes a second of the ring.
+    constants: the latency.
+    passes: 2 for an allreduce, 1 for the others.
+    """
     if ranks == 1:
         return 0.0
     latency = constants.collective_s * (1 + math.log2(ranks)) * passes / 2
@@ -130,7 +144,10 @@ def ring_s(nbytes: float, ranks: int, bandwidth: float, constants: Calibration, 
 
 
 def _ring_bandwidth(cluster: Cluster, constants: Calibration, ranks: int, stride: int) -> float:
-    """Of a ring of ranks that are `stride` apart. In a node each ring has the network's share of its members there."""
+    """Compute the bytes a second of a ring of ranks that are `stride` apart.
+
+    In a node each ring has the network share of its members there.
+    """
     inside = cluster.gpu.link * constants.link_efficiency
     if cluster.gpus <= cluster.node or ranks * stride <= cluster.node:
         return inside
@@ -138,9 +155,10 @@ def _ring_bandwidth(cluster: Cluster, constants: Calibration, ranks: int, stride
     return min(inside, cluster.gpu.network * constants.network_efficiency * members)
 
 
-_TILE = (256, 128)  # the tile of a result that one processor computes, as cuBLAS chooses it for large products
+_TILE = (256, 128)  # the tile of a result for one processor, the size that cuBLAS uses for large products
 
-# Kernels of a layer beside matrix products, forward and backward: norms, biases, dropouts, transposes, softmax.
+# Number of kernels of a layer beside matrix products, forward and backward: norms, biases, dropouts, transposes,
+# softmax.
 _KERNELS = (14, 26)
 _PRODUCTS = 6
 
@@ -155,7 +173,13 @@ class LayerTime:
 
 
 def layer_time(model: Transformer, layout: Layout, gpu: Gpu, constants: Calibration) -> LayerTime:
-    """Compute the time of a layer; the backward pass contains what it computes again."""
+    """Compute the time of a layer; the backward pass contains the recomputation.
+
+    model: the transformer.
+    layout: the layout.
+    gpu: the GPU.
+    constants: the physical constants.
+    """
     attention, forward = _forward_products(model, layout, gpu, constants)
     backward = 2 * forward
     elements, scores = _element_bytes(model, layout)
@@ -173,7 +197,13 @@ def layer_time(model: Transformer, layout: Layout, gpu: Gpu, constants: Calibrat
 
 
 def head_time(model: Transformer, layout: Layout, gpu: Gpu, constants: Calibration) -> float:
-    """Seconds of the output layer and the loss, forward and backward, for one micro-batch."""
+    """Compute the seconds of the output layer and the loss, forward and backward, for one micro-batch.
+
+    model: the transformer.
+    layout: the layout.
+    gpu: the GPU.
+    constants: the physical constants.
+    """
     tokens, vocabulary = layout.micro_batch * model.sequence, model.vocabulary // layout.tp
     products = 3 * product_s(tokens, vocabulary, model.hidden, gpu, constants)
     traffic = constants.logit_bytes * tokens * vocabulary / (gpu.bandwidth * constants.memory_efficiency)
@@ -182,7 +212,14 @@ def head_time(model: Transformer, layout: Layout, gpu: Gpu, constants: Calibrati
 
 
 def product_s(m: int, n: int, k: int, gpu: Gpu, constants: Calibration, count: int = 1) -> float:
-    """Seconds of `count` products of m x k by k x n at once: tiles in rounds on all processors, or its bytes."""
+    """Compute the seconds of `count` products of m x k by k x n at once.
+
+    m, n, k: the sizes.
+    gpu: the GPU.
+    constants: the physical constants.
+    count: number of products.
+    It is the longer of two times: of the tiles, in rounds on all processors, and of its bytes.
+    """
     tiles = count * math.ceil(m / _TILE[0]) * math.ceil(n / _TILE[1])
     tile_flops = 2.0 * _TILE[0] * _TILE[1] * k
     rounds = tiles + constants.tail_waves * gpu.processors
@@ -192,7 +229,7 @@ def product_s(m: int, n: int, k: int, gpu: Gpu, constants: Calibration, count: i
 
 
 def _forward_products(model: Transformer, layout: Layout, gpu: Gpu, constants: Calibration) -> tuple[float, float]:
-    """Seconds of the attention's two products, and of all products."""
+    """Compute the seconds of the attention's two products, and of all products."""
     h, s, t = model.hidden, model.sequence, layout.tp
     tokens, heads, size = layout.micro_batch * s, layout.micro_batch * model.heads // t, h // model.heads
     attention = product_s(s, s, size, gpu, constants, heads) + product_s(s, size, s, gpu, constants, heads)
@@ -206,8 +243,9 @@ def _forward_products(model: Transformer, layout: Layout, gpu: Gpu, constants: C
 
 
 def _element_bytes(model: Transformer, layout: Layout) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Bytes that operations on elements read and write: outside the s x s scores, and on them; forward, backward.
+    """Compute the bytes that operations on elements read and write: outside the s x s scores, and on them.
 
+    Each is a pair: forward, backward.
     Undivided by tp: two norms (4 forward, 8 backward) and two times bias, dropout and residual (7 and 9). Divided:
     transposes of queries, keys, values and context, and the activation. Scores: softmax (4 and 6), dropout (5 and 5).
     """
@@ -225,8 +263,12 @@ def _element_bytes(model: Transformer, layout: Layout) -> tuple[tuple[float, flo
 class StepTime(Parts):
     """Seconds of a step on the slowest stage.
 
-    compute: of its micro-batches. tensor: its collectives of tensor parallelism. bubble: waiting for other stages.
-    transfers: sending between stages. gradients: exposed communication of data parallelism. update: the optimizer.
+    compute: compute of its micro-batches.
+    tensor: its collectives of tensor parallelism.
+    bubble: waiting for other stages.
+    transfers: sending between stages.
+    gradients: exposed communication of data parallelism.
+    update: the optimizer.
     """
 
     compute: float
@@ -238,12 +280,19 @@ class StepTime(Parts):
 
 
 def compute_step(model: Transformer, layout: Layout, cluster: Cluster, batch: int, constants: Calibration) -> StepTime:
-    """Compute the time of a step. The layout has been checked (`check_layout`)."""
+    """Compute the time of a step.
+
+    model: the transformer.
+    layout: the layout, which `check_layout` has checked.
+    cluster: the GPUs.
+    batch: samples of the step.
+    constants: the physical constants.
+    """
     layer, layer_tensor = _layer(model, layout, cluster, constants)
     computes = [count * layer for count in layout.stages(model)]
     computes[-1] += head_time(model, layout, cluster.gpu, constants)
     tensors = [count * layer_tensor for count in layout.stages(model)]
-    # Allreduces of the embedding, of the output layer's input gradient, and of the loss: three of a number a token.
+    # Allreduces of the embedding, of the output layer's input gradient, and of the loss: three of one number per token.
     exchange, short = (_allreduce(model, layout, cluster, constants, width) for width in (model.hidden, 0))
     tensors[0] += exchange
     tensors[-1] += exchange + 3 * short
@@ -266,19 +315,20 @@ def compute_step(model: Transformer, layout: Layout, cluster: Cluster, batch: in
 
 
 def _layer(model: Transformer, layout: Layout, cluster: Cluster, constants: Calibration) -> tuple[float, float]:
-    """Seconds of a layer for a micro-batch, forward and backward: of compute and of collectives of its tp ranks."""
+    """Compute the seconds of a layer for a micro-batch, forward and backward: compute, and collectives of tp."""
     time = layer_time(model, layout, cluster.gpu, constants)
-    # Forward 2 allreduces, backward 2, recomputing 2 more; with sequence parallelism each is a pair of half the bytes.
+    # Forward 2 allreduces, backward 2, recomputation 2 more; with sequence parallelism each is a pair of half the
+    # bytes.
     collectives = 0 if layout.tp == 1 else 6 if layout.recompute == "full" else 4
     tensor = collectives * _allreduce(model, layout, cluster, constants, model.hidden)
     compute = time.forward + time.backward
-    # A collective begins when the last of its ranks has launched it: the more ranks, the later.
+    # A collective begins after its last rank has launched it: the more ranks, the later.
     floor = time.kernels * constants.launch_s + collectives * layout.tp * constants.collective_launch_s
     return max(compute, floor - tensor), tensor
 
 
 def _allreduce(model: Transformer, layout: Layout, cluster: Cluster, constants: Calibration, width: int) -> float:
-    """Seconds of an allreduce of `width` values for each token of a micro-batch on the tp ranks."""
+    """Compute the seconds of an allreduce of `width` values for each token of a micro-batch on the tp ranks."""
     nbytes = 2.0 * layout.micro_batch * model.sequence * width
     return ring_s(nbytes, layout.tp, tensor_bandwidth(cluster, layout, constants), constants)
 
@@ -286,7 +336,10 @@ def _allreduce(model: Transformer, layout: Layout, cluster: Cluster, constants: 
 def _transfers(
     model: Transformer, layout: Layout, cluster: Cluster, constants: Calibration, micro_batches: int
 ) -> float:
-    """Seconds of sending activations and their gradients: a rank sends its part, then the receivers gather the rest."""
+    """Compute the seconds of sending activations and their gradients.
+
+    A rank sends its shard, then the receivers gather the rest.
+    """
     if layout.pp == 1:
         return 0.0
     nbytes = 2.0 * layout.micro_batch * model.sequence * model.hidden
@@ -299,7 +352,10 @@ def _transfers(
 def _gradients(
     model: Transformer, layout: Layout, cluster: Cluster, constants: Calibration, parameters: float
 ) -> float:
-    """Seconds of reducing gradients and gathering weights. Nothing is hidden: Megatron-LM starts it at the end."""
+    """Compute the seconds of reducing gradients and gathering weights.
+
+    Nothing is hidden: Megatron-LM starts this communication at the end.
+    """
     bandwidth = data_bandwidth(cluster, layout, constants)
     time = ring_s(WEIGHT_BYTES * parameters, layout.dp, bandwidth, constants)
     if layout.zero == 3:  # weights are gathered for the forward and for the backward pass

@@ -1,4 +1,4 @@
-"""The actor of a rank: calls functions on it, and in an elastic job gets its place in each world."""
+"""The actor of a rank: it calls functions on the rank and, in an elastic job, receives its rank of each world."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from hvdkit_ray.signs import give_signs
 
 ray = optional_import("ray")
 
-#: Methods of ElasticRank that are called while its function runs are in this concurrency group. Ray runs the function
-#: itself in a thread beside the main one then.
+#: Concurrency group of the methods of ElasticRank that are called while its function runs. Ray then runs the function
+#: itself in a thread beside the main one.
 CONTROL = "control"
-#: The arrival that is waited for, and beside it one notification or place.
+#: Two threads: one waits for the next arrival, the other takes a notification or an assignment.
 CONCURRENCY_GROUPS = {CONTROL: 2}
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker that waits for its place. pid: its process. has_state: does it have the last commit? committed: has it
-    made one in the world that it was in? why: that has ended; "" for a new worker.
+    """A worker that waits for its rank in the next world.
+
+    offer: the store that it offers, its node and its GPUs.
+    pid: its process.
+    has_state: does it have the last commit?
+    committed: has it made a commit in its last world?
+    why: the reason for which that world ended; "" for a new worker.
     """
 
     offer: Offer
@@ -39,7 +44,7 @@ class Arrival:
     why: str = ""
 
     def describe(self) -> str:
-        """The process and its node, for messages."""
+        """Name the process and its node, for messages."""
         return f"process {self.pid} on node {self.offer.address}"
 
 
@@ -54,7 +59,7 @@ class Rank:
         self._gpus = tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
     def give_signs(self, key: str, pause_s: float) -> None:
-        """Show under this key, beside the function too, that this worker runs."""
+        """Report under this key that this worker runs, also while its function runs."""
         give_signs(key, pause_s)
 
     def arrive(self) -> Arrival:
@@ -78,14 +83,18 @@ class Rank:
         self._executable = cls(*args, **kwargs) if cls is not None else None
 
     def execute(self, fn: Callable[[Any], Any], last: bool = False) -> Any:
-        """Return fn(executable). last: leave the world after it. Raises what it raises, when the others know."""
+        """Return fn(executable).
+
+        last: leave the world after it.
+        Raises what the function raises, once the other ranks know of the failure.
+        """
         return call_function(fn, (self._executable,), last=last, dumps=ray.cloudpickle.dumps).get(self._name)
 
 
 class ElasticRank(Rank):
-    """A worker of ElasticRayExecutor. It is the Places of its process.
+    """A worker of ElasticRayExecutor. It implements Places for its process.
 
-    The methods for the driver, answer() and those behind it, run beside its function.
+    answer() and the methods below it are called by the driver while the function runs.
     """
 
     def __init__(self, index: int) -> None:
@@ -100,7 +109,7 @@ class ElasticRank(Rank):
         self._notify: Callable[[float, int], None] | None = None
 
     def take_part(self, fn: Callable[[Any], Any], world: int, variables: Mapping[str, str]) -> Any:
-        """Enter a world, and return what the function returns. Raises as execute()."""
+        """Enter a world and return what the function returns. Raises as execute()."""
         set_places(self)
         on_init(self._note_init)
         try:
@@ -112,24 +121,24 @@ class ElasticRank(Rank):
                 self._changed.notify_all()
 
     def answer(self) -> bool:
-        """Show that this worker lives; has it called hvd.init() in its world?"""
+        """Show that this worker lives; returns whether it has called hvd.init() in its world."""
         return self._has_entered
 
     def next_arrival(self) -> Arrival | None:
-        """Wait until this worker waits for its place; None when its function has ended."""
+        """Wait until this worker waits for its next rank and return its Arrival; None when its function has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._arrival is not None)
             arrival, self._arrival = self._arrival, None
             return arrival
 
     def assign(self, world: int, variables: Mapping[str, str]) -> None:
-        """Give this worker its place."""
+        """Assign this worker its rank in a world."""
         with self._changed:
-            self._place, self._announced_s = (world, variables), 0.0  # who was announced is in this world
+            self._place, self._announced_s = (world, variables), 0.0  # workers announced before are in this world
             self._changed.notify_all()
 
     def end_world(self, world: int, why: str) -> None:
-        """A world has ended: if this worker is not in it yet it gives up."""
+        """Note that a world has ended; a worker that has not entered it yet then gives up."""
         self._ended = world, why
 
     def check(self) -> None:
@@ -139,7 +148,7 @@ class ElasticRank(Rank):
             raise RankLostError(why)
 
     def announce(self, when: float) -> None:
-        """Have the training take in new workers at its next commit. when: by the driver's clock."""
+        """Make the training take in new workers at its next commit. when: by the driver's clock."""
         with self._changed:
             self._announced_s, notify = when, self._notify
         if notify is not None:
@@ -158,7 +167,7 @@ class ElasticRank(Rank):
         self._has_committed = True
 
     def wait(self, why: str) -> None:
-        offer = replace(self._offer(), place=first_place())  # whose GPU it has
+        offer = replace(self._offer(), place=first_place())  # the GPU of its first local rank
         with self._changed:
             self._place = None
             self._arrival = Arrival(offer, os.getpid(), self._has_state, self._has_committed, why)

@@ -1,6 +1,7 @@
-"""Which workers of an elastic job hold it up: the driver asks them beside their function, and judges by the answers.
+"""Health checks of an elastic job, which find the workers that block it.
 
-See ElasticRank.answer(). A worker that has died is known by its result.
+The driver queries the workers while their functions run. See ElasticRank.answer(). The death of a worker is known by
+its result.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from hvdkit_ray.settings import Settings
 
 ray = optional_import("ray")
 
-#: For workers that wait for their places to answer; else they are lost. Ray itself gives a node about as long.
+#: Seconds that waiting workers have to answer before they count as lost. Ray itself gives a node about as long.
 _ANSWER_S = 30.0
-#: Between two questions to a worker.
+#: Seconds between two queries of a worker.
 _ASK_S = 60.0
 
 Lost = list[tuple[Worker, Exception]]
 
 
 def find_lost_members(members: Sequence[Worker], settings: Settings) -> Lost:
-    """Members that have not answered for elastic_timeout, and those for which others wait in hvd.init() for timeout_s.
+    """Find members that block the job: each with the error to report.
 
-    Where no other member waits, a function may go without hvd.init() for as long as it likes.
+    A member is lost if it has not answered for elastic_timeout, or if others wait for it in hvd.init() for timeout_s.
+    If no other member waits, a function may run without hvd.init() without limit.
     """
     limit_s, start_s = settings.elastic_timeout, settings.timeout_s
     running = [worker for worker in members if not worker.finished]
@@ -47,7 +49,10 @@ def find_lost_members(members: Sequence[Worker], settings: Settings) -> Lost:
 
 
 def find_lost_candidates(candidates: Sequence[Worker], settings: Settings) -> Lost:
-    """Candidates whose processes run, and are not ready after timeout_s. For room in Ray they wait without limit."""
+    """Find candidates whose processes run but are not ready after timeout_s.
+
+    They wait for room in Ray without limit.
+    """
     start_s = settings.timeout_s
     starting = [worker for worker in candidates if worker.arrival is None]
     text = f"Its process runs, and has not loaded torch within {start_s:g} s (timeout_s)."
@@ -55,8 +60,9 @@ def find_lost_candidates(candidates: Sequence[Worker], settings: Settings) -> Lo
 
 
 def _ask(workers: Sequence[Worker], start_s: float, pause_s: float) -> list[Worker]:
-    """Take the answers that have come, and ask again after a pause; returns those that began more than start_s before
-    they were asked, and have not called hvd.init().
+    """Collect the answers that have come, and query the workers again after a pause.
+
+    Returns the workers that had run for more than start_s at the query and had not called hvd.init().
     """
     asked = [worker.asked for worker in workers if worker.asked is not None]
     answered = ray.wait(asked, num_returns=len(asked), timeout=0)[0] if asked else []
@@ -64,7 +70,7 @@ def _ask(workers: Sequence[Worker], start_s: float, pause_s: float) -> list[Work
     for worker in workers:
         if worker.asked in answered:
             ref, worker.asked = worker.asked, None
-            with contextlib.suppress(ray.exceptions.RayError):  # which its result tells too
+            with contextlib.suppress(ray.exceptions.RayError):  # its result shows the error too
                 worker.has_entered = ray.get(ref)
                 worker.began_s = now if worker.began_s is None else worker.began_s
                 if not worker.has_entered and worker.asked_s - worker.began_s > start_s:
@@ -75,7 +81,7 @@ def _ask(workers: Sequence[Worker], start_s: float, pause_s: float) -> list[Work
 
 
 def find_silent(chosen: Sequence[Worker], elastic_timeout: float) -> Lost:
-    """Ask workers that wait for their places, all at once; returns those that have died, or do not answer."""
+    """Query all workers that wait for their ranks at once; returns those that have died or do not answer."""
     limit_s = min(_ANSWER_S, elastic_timeout)
     refs = [worker.ask() for worker in chosen]
     _, silent = ray.wait(refs, num_returns=len(refs), timeout=limit_s)
@@ -88,7 +94,7 @@ def find_silent(chosen: Sequence[Worker], elastic_timeout: float) -> Lost:
 
 
 def _find_death(ref: object) -> Exception | None:
-    """Why the actor that was to answer is dead; None if it has answered."""
+    """Return the reason for the death of the actor that was to answer; None if it has answered."""
     try:
         ray.get(ref)
     except ray.exceptions.RayError as error:

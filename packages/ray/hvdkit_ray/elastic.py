@@ -1,9 +1,9 @@
-"""Actors that come and go: who is a rank of the next world, and when it begins.
+"""The driver of elastic actors: it decides which are the ranks of the next world, and when that begins.
 
-The driver has workers that are ranks (members) and workers that are not yet (candidates), for which Ray may have no
-room so far. A world ends when a member is lost, or at a commit when candidates are ready. Its members then wait for
-their places, in the middle of their function. When all of them do, members and candidates that are ready are the next
-world.
+The driver has workers that are ranks (members) and workers that are not ranks yet (candidates); Ray may have no room
+for some candidates yet. A world ends when a member is lost, or at a commit when candidates are ready. Its members then
+wait for their next ranks, in the middle of their function. When all members wait, the members and the candidates that
+are ready form the next world.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ from hvdkit_ray.workers import first_line, is_death
 
 ray = optional_import("ray")
 
-#: Between two looks at the nodes and the time limits.
+#: Seconds between two checks of the nodes and the time limits.
 _LOOK_S = 1.0
-#: The first world begins when no worker has come for so long, if there are enough.
+#: The first world begins when no worker has come for this many seconds, if the workers are enough.
 _SETTLED_S = 5.0
-#: Workers in a row that fail before they are ranks or before their first commit, and worlds in a row that end without a
-#: change of workers.
+#: Limit of workers in a row that fail before they are ranks or before their first commit, and of worlds in a row that
+#: end without a change of workers.
 _ATTEMPTS = 3
 
 
 class ElasticWorkers:
-    """The actors of an elastic job. See Workers. inside: do they use a placement group that captures this driver's?"""
+    """The actors of an elastic job; see Workers.
+
+    inside: do they use the placement group of this driver, if it has one?
+    """
 
     def __init__(self, demand: Demand, settings: Settings, env: Mapping[str, str], *, inside: bool = True) -> None:
         self._demand, self._settings, self._inside = demand, settings, inside
@@ -57,7 +60,7 @@ class ElasticWorkers:
         self._fill()
 
     def _most(self) -> int:
-        """The largest number of workers: as set, or as many as the nodes that are alive have room for."""
+        """Return the largest number of workers: as set, or as many as the nodes that are alive have room for."""
         if self._settings.max_workers is not None:
             return self._settings.max_workers
         room = 0
@@ -67,7 +70,7 @@ class ElasticWorkers:
         return max(room, self._settings.min_workers)
 
     def _fill(self) -> None:
-        """Ask Ray for the workers that are missing to the largest number."""
+        """Request actors from Ray up to the largest number of workers."""
         missing = self._most() - len(self._members) - len(self._candidates)
         for _ in range(missing if self._failed < _ATTEMPTS else 0):
             actor = (
@@ -103,7 +106,7 @@ class ElasticWorkers:
             self.close()
 
     def _look(self) -> None:
-        """Wait for something to happen to a worker, and note it."""
+        """Wait for an event of a worker, and handle it."""
         watched = {
             ref: worker
             for worker in [*self._members, *self._candidates]
@@ -124,7 +127,7 @@ class ElasticWorkers:
                 self._take_arrival(worker)
 
     def _find_lost(self) -> None:
-        """Leave out workers that hold the job up."""
+        """Remove workers that block the job."""
         self._leave_out(find_lost_members(self._members, self._settings))
         self._leave_out(find_lost_candidates(self._candidates, self._settings))
 
@@ -141,7 +144,7 @@ class ElasticWorkers:
             worker.arrival = ray.get(ref)
         except ray.exceptions.RayError as error:
             if not is_death(error) and not self._members:
-                raise  # there is no torch, say; that of a new node does not end a job that runs
+                raise  # for example, torch is missing; an error of a new node does not end a running job
             self._drop(worker, error)
             return
         worker.place = worker.arrival.describe()
@@ -152,7 +155,7 @@ class ElasticWorkers:
             first.actor.announce.options(concurrency_group=CONTROL).remote(time.time())
 
     def _drop(self, worker: Worker, error: Exception) -> None:
-        """A candidate has died, or cannot be a rank."""
+        """Remove a candidate that has died or cannot be a rank."""
         self._candidates.remove(worker)
         self._end(worker)
         self._failed += 1
@@ -164,7 +167,10 @@ class ElasticWorkers:
             self._check_enough(f"{self._failed} workers in a row have failed before they were ranks", error)
 
     def _check_enough(self, what: str, error: Exception | None) -> None:
-        """Raise LaunchError if too few workers are left, and no more are asked for. error: of the last one."""
+        """Raise LaunchError if too few workers are left and no more are requested.
+
+        error: of the last one that failed.
+        """
         left, least = len(self._members) + len(self._candidates), self._settings.min_workers
         if left < least:
             last = self._why if error is None else first_line(error)
@@ -175,7 +181,7 @@ class ElasticWorkers:
 
     def _take_arrival(self, worker: Worker) -> None:
         ref, worker.arriving = worker.arriving, None
-        with contextlib.suppress(ray.exceptions.RayError):  # which its result tells too
+        with contextlib.suppress(ray.exceptions.RayError):  # its result shows the error too
             worker.arrival = ray.get(ref)
         if worker.arrival is not None:
             self._why = worker.arrival.why
@@ -193,7 +199,7 @@ class ElasticWorkers:
                 raise
             self._lose(worker, error)
             return
-        if self._deadline is not None:  # it has not noticed, and the others wait for it
+        if self._deadline is not None:  # it has not noticed that the world ended, and the others wait for it
             raise RankLostError(
                 f"The function has returned on rank {worker.rank}, without which the other ranks cannot go on from the "
                 f"last commit. Why they were to: {self._why}"
@@ -218,7 +224,7 @@ class ElasticWorkers:
         self._end_world(worker)
 
     def _end_world(self, worker: Worker) -> None:
-        """Have the next world begin in time. worker: by whom this one has ended."""
+        """End the world and set the time limit for the next one. worker: whose loss or arrival ended it."""
         finished = [each.rank for each in self._members if each.finished]
         if finished:
             raise RankLostError(
@@ -244,7 +250,10 @@ class ElasticWorkers:
         return bool(self._members) or size == most or late
 
     def _all_live(self, chosen: list[Worker]) -> bool:
-        """Ask all of them, as a node that dies takes several with it; who has died or does not answer is lost."""
+        """Query all chosen workers; those that died or do not answer are lost.
+
+        A node that dies takes several workers with it.
+        """
         lost = find_silent(chosen, self._settings.elastic_timeout)
         self._leave_out(lost)
         return not lost
@@ -274,9 +283,9 @@ class ElasticWorkers:
         self._deadline, self._announced, self._changed = None, False, False
 
     def _can_begin(self, chosen: list[Worker]) -> bool:
-        """False if new workers have been ended, because worlds with them have failed too often.
+        """Return False if new workers have been ended because worlds with them have failed too often.
 
-        Raises an error if another world would not help, or is one too many.
+        Raises an error if another world would not help, or would exceed the reset limit.
         """
         if self._committed and not any(worker.has_state for worker in chosen):
             raise RankLostError(
@@ -305,7 +314,7 @@ class ElasticWorkers:
         return False
 
     def _leave_out_new(self) -> None:
-        """Go on with the workers that have the last commit, and ask for no others until one of these is lost."""
+        """Continue with the workers that have the last commit, and request no others until one of these is lost."""
         self._failed, self._idle, self._new_lost = _ATTEMPTS, 0, 0
         logger.warning("worlds with new workers have failed %d times in a row; going on without them", _ATTEMPTS)
         for worker in [each for each in (*self._members, *self._candidates) if not each.has_state]:
@@ -314,7 +323,7 @@ class ElasticWorkers:
         self._check_enough(f"Worlds with new workers have failed {_ATTEMPTS} times in a row", None)
 
     def _give_up(self) -> None:
-        """The next world has not begun in time: end members that have not come, and fail if too few are left."""
+        """End members that have not come, as the next world has not begun in time; fail if too few are left."""
         assert self._deadline is not None
         late = [worker for worker in self._members if worker.arrival is None]
         if late:

@@ -1,4 +1,4 @@
-"""`RayExecutor`: functions on ranks that are Ray's actors; and `run`, for one function."""
+"""`RayExecutor` runs functions on ranks that are Ray's actors; `run` does so for one function."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ groups = optional_import("ray.util.placement_group")
 
 
 class RayExecutor:
-    """Ranks as Ray's actors, one each: `executor.start()`, then `run` and `execute` as often as wanted, `shutdown()`.
+    """Ranks as Ray's actors, one each: `executor.start()`, then any number of `run` and `execute`, then `shutdown()`.
 
     Names and arguments are Horovod's. It can be used in a `with` statement, which starts it and shuts it down.
 
-    settings: of create_settings(); None for the defaults. num_workers: number of ranks, on as few nodes as possible.
-    num_hosts, num_workers_per_host: in place of that, so many ranks on each of so many nodes. cpus_per_worker,
-    gpus_per_worker: of each rank, the second with use_gpu only; on a node the GPU of a rank is the one with the number
-    of hvd.local_rank(). use_current_placement_group: inside an actor or task that has a placement group (Ray Tune, Ray
-    Train) use that. placement_group: use this one. min_workers, max_workers, reset_limit, elastic_timeout: an elastic
-    job, see ElasticRayExecutor; num_workers and num_hosts are left out then. cooldown_range, override_discovery:
-    accepted, and not used.
+    settings: from create_settings(); None for the defaults
+    num_workers: number of ranks, on as few nodes as possible
+    num_hosts: number of nodes; with num_workers_per_host, in place of num_workers
+    num_workers_per_host: number of ranks on each of num_hosts nodes
+    cpus_per_worker: CPUs of each rank
+    use_gpu: give each rank a GPU
+    gpus_per_worker: GPUs of each rank, with use_gpu only; on a node a rank uses the GPU whose number is
+        hvd.local_rank()
+    use_current_placement_group: inside an actor or task that has a placement group (Ray Tune, Ray Train), use that
+    min_workers, max_workers, reset_limit, elastic_timeout: an elastic job, see ElasticRayExecutor; num_workers and
+        num_hosts are left out then
+    cooldown_range, override_discovery: accepted, and not used
+    placement_group: use this placement group
     Raises LaunchError for arguments that contradict each other, MissingDependencyError without Ray.
     """
 
@@ -96,9 +102,12 @@ class RayExecutor:
     ) -> Settings:
         """Return the settings of a job.
 
-        timeout_s: for all workers to start. placement_group_timeout_s: for Ray to place them. ssh_identity_file,
-        ssh_str: accepted, and not used: Ray starts the workers. nics: refused, see the error. answer_timeout_s: a rank
-        whose process gives no sign of life for so long while a function runs (it is stopped, say) is lost.
+        timeout_s: seconds for all workers to start
+        ssh_identity_file, ssh_str: accepted, and not used: Ray starts the workers
+        placement_group_timeout_s: seconds for Ray to place the workers
+        nics: refused, see the error
+        answer_timeout_s: seconds without a sign of life after which a rank counts as lost while a function runs; for
+            example, its process is stopped
         """
         refuse_nics(nics)
         return Settings(timeout_s, placement_group_timeout_s, answer_timeout_s)
@@ -120,12 +129,13 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the workers, and on each an object of a class.
+        """Start the workers, and make an object of a class on each.
 
-        executable_cls: the class of what execute() gives to functions; None for no object. extra_env_vars: set before
-        the workers' Python starts.
-        Raises LaunchTimeoutError, with nothing left behind, if workers are not there within the settings' time limits,
-        LaunchError if they die, and what executable_cls() raises.
+        executable_cls: the class of the object that execute() passes to functions; None for no object
+        executable_args, executable_kwargs: its arguments
+        extra_env_vars: variables set before the workers' Python starts
+        Raises LaunchTimeoutError, with nothing left behind, if workers do not start within the settings' time limits,
+        LaunchError if they die, and any exception of executable_cls().
         """
         if self._workers is not None:
             raise LaunchError("start() was called before. Call shutdown() first.")
@@ -157,11 +167,11 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return what fn(*args, **kwargs) returns on each rank, by rank.
+        """Call fn(*args, **kwargs) on each rank and return the results, by rank.
 
         The function calls hvd.init(). The ranks stay connected for the next call, unless it calls hvd.shutdown().
         callbacks: refused, see the error.
-        Raises RankLostError, which names it, if an actor dies or gives no sign of life for answer_timeout_s: all
+        Raises RankLostError, which names the actor, if an actor dies or gives no sign of life for answer_timeout_s; all
         workers are ended then, and the executor can be started again. Raises what the function raises on a rank; the
         ranks are a new world then.
         """
@@ -169,7 +179,10 @@ class RayExecutor:
         return self.call(_make_call(fn, args, kwargs), last=False)
 
     def call(self, call: Callable[[Any], Any], *, last: bool) -> list[Any]:
-        """Return what call(object) returns on each rank, by rank. last: the ranks leave their world after it."""
+        """Call call(object) on each rank and return the results, by rank.
+
+        last: the ranks leave their world after it.
+        """
         workers = self._started("run")
         if isinstance(workers, ElasticWorkers):
             self._workers = None  # they end with this call
@@ -183,27 +196,30 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """As run(), but return Ray's references at once, by rank: `ray.get()` waits for them.
+        """Start run(), and return Ray's references at once, by rank; `ray.get()` waits for them.
 
-        Nobody looks after the ranks meanwhile: if one dies, call shutdown(). Not in an elastic job.
+        Nothing monitors the ranks meanwhile: if one dies, call shutdown(). Not in an elastic job.
         """
         _refuse_callbacks(callbacks)
         call = _make_call(fn, args, kwargs)
         return [actor.execute.remote(call) for actor in self._fixed("run_remote").actors]
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Any] | None = None) -> list[Any]:
-        """Return what fn(object) returns on each rank, by rank. start() has made the object. Raises as run()."""
+        """Call fn(object) on each rank and return the results, by rank.
+
+        start() has made the object. Raises as run().
+        """
         _refuse_callbacks(callbacks)
         self._fixed("execute")
         return self.call(fn, last=False)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Return what fn(object) returns on rank 0. Raises as run()."""
+        """Call fn(object) on rank 0 and return the result. Raises as run()."""
         workers = self._fixed("execute_single")
         return self._collect(workers, [workers.actors[0].execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
-        """End the workers, and remove the placement group that was made for them; harmless if done before."""
+        """End the workers, and remove the placement group if it was made for them; harmless if done before."""
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
@@ -240,14 +256,16 @@ class RayExecutor:
 
 
 class ElasticRayExecutor:
-    """Ranks that come and go: `executor.start()`, then `executor.run(fn)` with a function that uses hvd.elastic.run.
+    """An elastic job on Ray: `executor.start()`, then `executor.run(fn)` with a function that uses hvd.elastic.run.
 
-    If an actor or a node dies, the other ranks go on from the last commit, in the same processes. Ray is asked for
-    actors up to the largest number all the time; when it has room for one, the training takes it in at its next commit.
-    Names and arguments are Horovod's.
+    If an actor or a node dies, the other ranks continue from the last commit, in the same processes. The executor
+    requests actors from Ray up to the largest number all the time; when Ray has room for one, the training takes it in
+    at its next commit. Names and arguments are Horovod's.
 
-    settings: of create_settings(); None for the defaults. use_gpu, cpus_per_slot, gpus_per_slot: of each rank.
-    env_vars: set before the workers' Python starts. override_discovery: accepted, and not used: Ray knows its nodes.
+    settings: from create_settings(); None for the defaults
+    use_gpu, cpus_per_slot, gpus_per_slot: resources of each rank
+    env_vars: variables set before the workers' Python starts
+    override_discovery: accepted, and not used: Ray knows its nodes
     """
 
     def __init__(
@@ -284,11 +302,15 @@ class ElasticRayExecutor:
     ) -> Settings:
         """Return the settings of an elastic job.
 
-        min_num_proc, max_num_proc (before: min_np, max_np): number of ranks; without a largest number, as many as the
-        nodes have room for. reset_limit: how often the ranks may change before the job fails. elastic_timeout: seconds
-        that a change may take, and that the job waits for enough workers. timeout_s: for the first ones to start, and
-        for each to call hvd.init() where others wait for it.
-        ssh_identity_file, and verbose of kwargs: accepted, and not used. nics, other kwargs: refused, see the error.
+        min_num_proc: least number of ranks
+        max_num_proc: largest number of ranks; None for as many as the nodes have room for
+        reset_limit: how often the ranks may change before the job fails
+        elastic_timeout: seconds that a change may take, and that the job waits for enough workers
+        timeout_s: seconds for the first workers to start, and for each worker to call hvd.init() when others wait for
+            it
+        ssh_identity_file, and verbose of kwargs: accepted, and not used
+        nics, other kwargs: refused, see the error
+        min_np, max_np: older names of min_num_proc and max_num_proc
         """
         refuse_nics(nics)
         if unknown := sorted(kwargs.keys() - {"verbose"}):
@@ -297,16 +319,16 @@ class ElasticRayExecutor:
         return plan_elastic(Settings(timeout_s), least, most, reset_limit, elastic_timeout)
 
     def start(self) -> None:
-        """Ask Ray for the workers; returns at once. Raises LaunchError if it was called before."""
+        """Request the workers from Ray; returns at once. Raises LaunchError if it was called before."""
         self._executor.start(extra_env_vars=self._env)
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Any] | None = None) -> list[Any]:
-        """Return what worker_fn() returns on each rank of the last world, by rank; all workers are ended then, and
-        start() may be called again.
+        """Call worker_fn() on the ranks and return the results of the last world, by rank.
 
+        All workers are ended then, and start() may be called again.
         callbacks: refused, see the error.
-        Raises LaunchTimeoutError if too few workers come in time, RankLostError if too few are left, if none is left
-        that has the last commit or if the reset limit is reached, and what the function raises on a rank.
+        Raises LaunchTimeoutError if too few workers start in time, RankLostError if too few are left, if no worker is
+        left that has the last commit or if the reset limit is reached, and what the function raises on a rank.
         """
         return self._executor.run(worker_fn, callbacks=callbacks)
 
@@ -324,13 +346,18 @@ def run(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Call fn(*args, **kwargs) on each of `num_workers` ranks, and return what each returned, by rank.
+    """Call fn(*args, **kwargs) on each of `num_workers` ranks and return the results, by rank.
 
     For a script or notebook that uses Ray, or a job of `ray job submit`. Connects to Ray if nothing has yet: to the
-    cluster of RAY_ADDRESS, or to a new one on this machine. Workers and placement group are gone when it returns.
-    env: variables of the workers. options: other arguments of RayExecutor, such as num_hosts, use_gpu, settings, or
-    min_workers for an elastic job.
-    Raises what RayExecutor.start() and run() raise.
+    cluster of RAY_ADDRESS, or to a new cluster on this machine. Workers and placement group are removed before it
+    returns.
+
+    fn: the function; it calls hvd.init()
+    args, kwargs: its arguments
+    num_workers: number of ranks
+    env: variables of the workers
+    options: other arguments of RayExecutor, such as num_hosts, use_gpu, settings, or min_workers for an elastic job
+    Raises the errors of RayExecutor.start() and run().
     """
     call = _make_call(fn, args, kwargs)
     executor = RayExecutor(num_workers=num_workers, **options)

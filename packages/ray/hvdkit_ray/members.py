@@ -1,4 +1,4 @@
-"""A worker of an elastic job as its driver knows it, and which of them are the ranks of the next world."""
+"""A worker of an elastic job as its driver knows it, and the choice of the ranks of the next world."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from hvdkit_ray.actor import CONTROL, Arrival
 
 @dataclass
 class Worker:
-    """An actor. rank: in its world; -1 for a candidate. place: its process and node, once it is known. is_new: is this
-    world its first one?
+    """A worker, with its state as the driver knows it.
 
-    arriving: reference to its next Arrival, or None. arrival: that has come, while the worker waits for its place.
-    result: reference to what its function returns, while it runs. value: what it has returned, if `finished`. asked,
-    asked_s: reference to the answer of its actor, or None, and when it was asked for it. began_s: when it got its
-    place, or for a candidate when its process had started, if that is known. has_entered: as it has answered last.
+    index: the driver's number for it.
+    actor: its actor.
+    arriving: reference to its next Arrival, or None.
+    arrival: its Arrival, while the worker waits for its rank in the next world.
+    result: reference to the result of its function, while that runs.
+    rank: its rank in its world; -1 for a candidate.
+    place: its process and node, once known.
+    is_new: is this world its first one?
+    finished: has its function returned?
+    value: the function's result, if `finished`.
+    asked: reference to the answer of its actor, or None.
+    asked_s: time of the last query for an answer.
+    began_s: time at which it was assigned its rank; for a candidate, time at which its process had started, if known.
+    has_entered: its last answer: has it called hvd.init()?
     """
 
     index: int
@@ -36,29 +45,29 @@ class Worker:
     has_entered: bool = False
 
     def begin(self) -> None:
-        """It has got its place in a world."""
+        """Note that it was assigned its rank in a world."""
         self.asked, self.has_entered = None, False
         self.asked_s = self.began_s = time.monotonic()
 
     def ask(self) -> Any:
-        """A reference to the answer of its actor."""
+        """Query its actor; returns a reference to the answer."""
         return self.actor.answer.options(concurrency_group=CONTROL).remote()
 
     @property
     def has_state(self) -> bool:
-        """Has it said that it has the last commit?"""
+        """Does its Arrival report that it has the last commit?"""
         return self.arrival is not None and self.arrival.has_state
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its rank or number with its process and node, for messages."""
         return f"{f'rank {self.rank}' if self.rank >= 0 else f'worker {self.index}'} ({self.place})"
 
 
 def choose_members(members: list[Worker], candidates: list[Worker], most: int) -> list[Worker]:
-    """The workers of the next world in the order in which they become ranks: those with the last commit first.
+    """Order the workers of the next world by their future ranks: those with the last commit first.
 
-    candidates: those that are not ready are left out. most: number of workers; no member is left out.
+    candidates: those that are not ready are left out. most: largest number of workers; no member is left out.
     """
     ready = [worker for worker in candidates if worker.arrival is not None]
     return [*sorted(members, key=lambda worker: (not worker.has_state, worker.rank)), *ready][: max(most, len(members))]

@@ -1,4 +1,4 @@
-"""Places for workers: a placement group that is given, or made here and removed again."""
+"""The placement group of the workers: given, or made here and removed again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ groups = optional_import("ray.util.placement_group")
 
 @dataclass(frozen=True)
 class Reservation:
-    """Where the workers are placed. bundles: of each worker; -1 for any. owned: was the group made here?"""
+    """The placement group of the workers. bundles: index for each worker; -1 for any. owned: was it made here?"""
 
     group: Any
     bundles: tuple[int, ...]
@@ -31,7 +31,7 @@ class Reservation:
                 groups.remove_placement_group(self.group)
 
     def describe(self, worker: int) -> str:
-        """Name a worker with its bundle, and say if that is on no node."""
+        """Name a worker with its bundle, with a note if the bundle is on no node."""
         bundle = self.bundles[worker]
         if bundle < 0:
             return f"worker {worker} (any bundle)"
@@ -40,10 +40,11 @@ class Reservation:
 
 
 def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
-    """Find places for all workers. given: a placement group in which they are to be; None to make one.
+    """Reserve resources for all workers.
 
-    Raises LaunchError if it is too small, LaunchTimeoutError if Ray has not placed it in time; one that was made here
-    is removed then.
+    given: the placement group to use; None to make one.
+    Raises LaunchError if the group is too small, LaunchTimeoutError if Ray has not placed it in time; a group that was
+    made here is removed then.
     """
     if given is not None:
         if not isinstance(given, groups.PlacementGroup):
@@ -52,7 +53,7 @@ def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
                 "out for a group of the job's own."
             )
         check_room(given.bundle_specs, demand)
-        # Others may use a part of a bundle: Ray knows.
+        # Others may use a share of a bundle: Ray knows.
         reservation = Reservation(given, (-1,) * demand.workers, owned=False)
     else:
         group = groups.placement_group(demand.bundles, strategy=demand.strategy)
@@ -67,7 +68,7 @@ def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
 
 
 def check_room(bundles: Sequence[Mapping[str, float]], demand: Demand) -> None:
-    """Raise LaunchError if the workers do not fit in a placement group that is given. bundles: its resources."""
+    """Raise LaunchError if the workers do not fit in a given placement group. bundles: its resources."""
     room = sum(map(demand.count_room, bundles))
     if room < demand.workers:
         raise LaunchError(

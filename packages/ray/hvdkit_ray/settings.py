@@ -1,4 +1,4 @@
-"""How long to wait for Ray, and what a worker needs of it."""
+"""Time limits for Ray, and the resources of workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _ROUNDING = 1e-6  # 0.3 CPUs have room for three workers of 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """What create_settings() returns.
+    """Settings of a job, returned by create_settings().
 
-    timeout_s: for all workers to start and to import torch; in an elastic job also for each to call hvd.init() where
-    others wait for it. placement_group_timeout_s: for the placement group.
-    answer_timeout_s: a rank of a fixed job that gives no sign of life for so long while a function runs is lost. The
-    others are of an elastic job: the least and the largest number of workers (None: as many as there is room for), how
-    often the ranks may change before the job fails (None: without limit), and for how long a change may take.
+    timeout_s: seconds for all workers to start and to import torch; in an elastic job also for each to call hvd.init()
+        when others wait for it.
+    placement_group_timeout_s: seconds for Ray to place the placement group.
+    answer_timeout_s: seconds without a sign of life after which a rank of a fixed job is lost, while a function runs.
+    min_workers, max_workers: of an elastic job, the least and the largest number of workers; None: as many as Ray has
+        room for.
+    reset_limit: of an elastic job, how often the ranks may change before the job fails; None: without limit.
+    elastic_timeout: of an elastic job, seconds that a change may take.
     """
 
     timeout_s: float = 120.0
@@ -34,7 +37,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Demand:
-    """The workers that are wanted. cpus, gpus: of each one. hosts: on how many, with equally many each; 0 for any."""
+    """The requested workers.
+
+    workers: number of workers.
+    cpus, gpus: of each worker.
+    hosts: number of hosts, with equally many workers each; 0 for any.
+    """
 
     workers: int
     cpus: float = 1
@@ -48,23 +56,23 @@ class Demand:
 
     @property
     def strategy(self) -> str:
-        """Of the placement group that is made for them."""
+        """The strategy of the placement group that is made for the workers."""
         return "STRICT_SPREAD" if self.hosts else "PACK"
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """Of the placement group that is made for them: one a host, or one a worker."""
+        """The bundles of the placement group that is made for the workers: one a host, or one a worker."""
         if not self.hosts:
             return [self.worker] * self.workers
         each = self.workers // self.hosts
         return [{name: amount * each for name, amount in self.worker.items()}] * self.hosts
 
     def count_room(self, resources: Mapping[str, float]) -> int:
-        """How many workers find room in these resources."""
+        """Count the workers that fit in these resources."""
         return min(int(resources.get(name, 0) / need + _ROUNDING) for name, need in self.worker.items())
 
     def place(self, worker: int) -> int:
-        """The bundle of a worker."""
+        """Return the index of a worker's bundle."""
         return worker * len(self.bundles) // self.workers
 
 
@@ -76,7 +84,7 @@ def plan_workers(
     use_gpu: bool,
     gpus_per_worker: float | None,
 ) -> Demand:
-    """Read RayExecutor's arguments. Raises LaunchError for those that contradict each other or cannot be."""
+    """Read RayExecutor's arguments. Raises LaunchError for contradictory or invalid arguments."""
     if (num_workers is None) == (num_hosts is None):
         raise LaunchError(
             f"num_workers is {num_workers} and num_hosts is {num_hosts}. Give one of them: num_workers=N, or "
@@ -90,14 +98,14 @@ def plan_workers(
 
 
 def check_counts(counts: dict[str, Any]) -> None:
-    """Raise LaunchError for a count that is no whole number from 1 up, by the name of its argument."""
+    """Raise LaunchError for a count that is not a whole number from 1 up, by the name of its argument."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LaunchError(f"{name} is {count!r}; it must be a whole number from 1 up.")
 
 
 def check_resources(cpus: float, use_gpu: bool, gpus: float | None) -> tuple[float, float]:
-    """The CPUs and GPUs of a worker. Raises LaunchError for what cannot be."""
+    """Return the CPUs and GPUs of a worker. Raises LaunchError for invalid values."""
     if gpus and not use_gpu:
         raise LaunchError(f"gpus_per_worker is {gpus}, but use_gpu is False. Set use_gpu=True, or leave it out.")
     needed = (1 if gpus is None else gpus) if use_gpu else 0
@@ -116,7 +124,7 @@ def plan_elastic(
     reset_limit: int | None,
     elastic_timeout: float | None,
 ) -> Settings:
-    """Settings of an elastic job; arguments that are None leave them as they are. Raises LaunchError."""
+    """Return the settings of an elastic job; arguments that are None leave them as they are. Raises LaunchError."""
     given: dict[str, Any] = {
         "min_workers": min_workers,
         "max_workers": max_workers,
@@ -135,7 +143,7 @@ def plan_elastic(
 
 
 def check_settings(settings: Any) -> Settings:
-    """The settings, or the defaults. Raises LaunchError for other objects, and for time limits that are none."""
+    """Return the settings, or the defaults. Raises LaunchError for other objects and for invalid time limits."""
     if settings is None:
         return Settings()
     if not isinstance(settings, Settings):
@@ -151,7 +159,7 @@ def check_settings(settings: Any) -> Settings:
 
 
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Variables for workers. Raises LaunchError for names and values that are no text."""
+    """Return the variables for workers. Raises LaunchError for names and values that are not text."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise LaunchError(f"The variable {name!r} has the value {value!r}; both must be text.")

@@ -1,4 +1,4 @@
-"""Signs of life of workers whose functions run in their main threads, where Ray can ask them nothing meanwhile.
+"""Heartbeats of workers whose main thread is busy with a function, so that Ray cannot query them.
 
 A thread of each worker counts up a number in the key-value store of Ray's head node. The driver reads these numbers.
 """
@@ -18,17 +18,17 @@ kept = optional_import("ray.experimental.internal_kv")
 
 _NAMESPACE = "hvdkit"
 _LONGEST_PAUSE_S = 10.0
-#: The least number of signs in the time after which a worker counts as stopped.
+#: Least number of signs in the time after which a worker counts as stopped.
 _SIGNS = 4
 
 
 def pause_between_signs(limit_s: float) -> float:
-    """Seconds between two signs, where a worker that gives none for limit_s counts as stopped."""
+    """Return the seconds between two signs; a worker without a sign for limit_s counts as stopped."""
     return min(_LONGEST_PAUSE_S, limit_s / _SIGNS)
 
 
 def give_signs(key: str, pause_s: float) -> None:
-    """Show under this key that this process runs, from now until it ends."""
+    """Report under this key that this process runs, from now until it ends."""
     threading.Thread(target=_give, args=(key, pause_s), name="hvdkit-signs-of-life", daemon=True).start()
 
 
@@ -42,7 +42,7 @@ def _give(key: str, pause_s: float) -> None:
 
 
 class Signs:
-    """The driver's view of the signs. limit_s: a worker that has given none for so long counts as stopped."""
+    """The driver's view of the signs. limit_s: seconds without a sign after which a worker counts as stopped."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.pause_s = limit_s, pause_between_signs(limit_s)
@@ -50,20 +50,20 @@ class Signs:
         self._last: dict[int, tuple[bytes | None, float]] = {}
 
     def key(self, worker: int) -> str:
-        """The key of a worker."""
+        """Return the key of a worker."""
         return f"{self._prefix}-{worker}"
 
     def begin(self) -> None:
-        """Count silence from now."""
+        """Start to measure silence from now."""
         self._last = {}
 
     def find_silent(self, workers: Iterable[int]) -> dict[int, float]:
-        """Those of the workers that have given no sign for limit_s, with the seconds since the last one was seen."""
+        """Find the workers without a sign for limit_s, with the seconds since their last sign was seen."""
         silent: dict[int, float] = {}
         for worker in workers:
             try:
                 sign = kept._internal_kv_get(self.key(worker), namespace=_NAMESPACE)
-            except Exception as error:  # of Ray, whatever it is: nothing is known of the workers
+            except Exception as error:  # any error of Ray's: the state of the workers is unknown
                 logger.debug("the signs of life of Ray's workers cannot be read: %s", error)
                 self.begin()
                 return {}

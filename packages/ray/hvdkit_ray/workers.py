@@ -1,4 +1,4 @@
-"""Actors as ranks: started, connected, and ended together; and what the end of one means for the others."""
+"""Actors as ranks: starts, connects and ends them together, and decides what the end of one means for the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hvdkit_ray.signs import Signs
 ray = optional_import("ray")
 scheduling = optional_import("ray.util.scheduling_strategies")
 
-#: For the other ranks to end after one has failed, by themselves.
+#: Seconds for the other ranks to end by themselves after one has failed.
 _GRACE_S = 10.0
-_LONGEST = 600  # characters of an error of Ray's in one of ours
+_LONGEST = 600  # characters of an error of Ray's in an error of hvdkit's
 
 
 class Workers:
@@ -83,13 +83,13 @@ class Workers:
         return f"rank {rank} ({self._places[rank]})"
 
     def _answers(self, refs: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
-        """What the workers answer within timeout_s. Raises LaunchError that names who has died, or does not answer."""
+        """Return the workers' answers within timeout_s. Raises LaunchError that names a dead or silent worker."""
         _, late = ray.wait(refs, num_returns=len(refs), timeout=self._settings.timeout_s)
         answers = []
         for number, ref in enumerate(refs):
             try:
                 answers.append(None if ref in late else ray.get(ref))
-            except Exception as error:  # noqa: PERF203 (what the worker raises too)
+            except Exception as error:  # noqa: PERF203 (also what the worker raises)
                 if not is_death(error):
                     raise
                 raise LaunchError(
@@ -114,11 +114,11 @@ class Workers:
             )
 
     def collect(self, refs: Sequence[Any]) -> list[Any]:
-        """What the ranks return, by rank. refs: one of each rank, in their order.
+        """Return the results of the ranks, by rank. refs: one of each rank, in their order.
 
-        If one fails, the others have some seconds to end. If all actors live and have ended they become the ranks of a
-        new world; else all are ended. Then raises RankLostError that names the actors that have died, or what a
-        function has raised.
+        If one fails, the others have some seconds to end. If all actors live and have ended, they become the ranks of a
+        new world; otherwise all are ended. Then raises RankLostError that names the actors that have died, or the
+        function's own error.
         """
         pending, failures = list(refs), dict[int, Exception]()
         deadline = None
@@ -141,7 +141,7 @@ class Workers:
         return list(ray.get(list(refs)))
 
     def _end_silent(self, ranks: Sequence[int]) -> None:
-        """Raise RankLostError if one of these ranks gives no sign of life any more; all are ended then."""
+        """Raise RankLostError, after all actors are ended, if one of these ranks gives no sign of life any more."""
         silent = self._signs.find_silent([self._numbers[rank] for rank in ranks])
         which = [(rank, silent[self._numbers[rank]]) for rank in ranks if self._numbers[rank] in silent]
         if not which:
@@ -164,7 +164,7 @@ class Workers:
         else:
             try:
                 self.connect()
-            except Exception:  # what the function raised says more
+            except Exception:  # the function's own error is more useful
                 self.close()
         if died:
             error = next(iter(died.values()))
@@ -188,13 +188,13 @@ class Workers:
 
 
 def is_death(error: Exception) -> bool:
-    """Has the actor that was called died? Not one that the called function has used."""
+    """Has the called actor died? False for the death of an actor that the called function has used."""
     exceptions = ray.exceptions
-    deaths = exceptions.RayActorError, exceptions.OutOfMemoryError  # the second one: ended by Ray's memory monitor
+    deaths = exceptions.RayActorError, exceptions.OutOfMemoryError  # the second: by Ray's memory monitor
     return isinstance(error, deaths) and not isinstance(error, exceptions.RayTaskError)
 
 
 def first_line(error: Exception) -> str:
-    """An error of Ray's in one line; of what a worker has raised, its text without the traceback."""
+    """Shorten an error of Ray's to one line; for an error of a worker, its text without the traceback."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
     return " ".join(str(cause).split()).partition(" Some common causes")[0][:_LONGEST]

@@ -1,4 +1,4 @@
-"""`hvdkit_spark.run_elastic`: ranks that are lost end the job, which starts again from the last commit on a disk."""
+"""`hvdkit_spark.run_elastic`: the loss of a rank ends the job, which starts again from the last commit on a disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit_spark.reports import Report, describe_failure, find_cause, raise_fai
 from hvdkit_spark.runner import START_TIMEOUT_S, check_count, check_timeout, read_arguments
 from hvdkit_spark.session import count_slots
 
-#: Seconds that executors have to come back, before fewer ranks go on than before.
+#: Seconds to wait for lost executors before fewer ranks go on than before.
 _SETTLE_S = 10.0
 _RESTARTS = 10  # for reset_limit=None
 
@@ -41,15 +41,19 @@ def run_elastic(
     checkpoints: str | None = None,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call fn as run() does, and again when a rank or an executor is lost; returns what each rank returned, by rank.
+    """Call fn as run() does, and again when a rank or an executor is lost; returns the results, by rank.
 
     In fn, a function decorated with `hvd.elastic.run` continues from its state's last commit that was saved. All ranks
     start again: the ranks that are left cannot continue by themselves, because that needs MPI.
-    checkpoints: the directory of the commits, which all executors must see; HVDKIT_ELASTIC_CHECKPOINTS in `env` is the
-    same. num_proc: ranks at the start; None for max_num_proc, or as many as tasks run at the same time. min_num_proc:
-    ranks that are enough to start again; None for num_proc. max_num_proc: most ranks; None for num_proc.
-    elastic_timeout: seconds to wait for executors before a restart; 600 if None. reset_limit: most restarts; 10 if
-    None. min_np, max_np: older names. The other arguments are those of run().
+
+    num_proc: number of ranks at the start; None for max_num_proc, or as many as tasks run at the same time
+    min_num_proc: number of ranks that are enough to start again; None for num_proc
+    max_num_proc: largest number of ranks; None for num_proc
+    elastic_timeout: seconds to wait for executors before a restart; 600 if None
+    reset_limit: largest number of restarts; 10 if None
+    min_np, max_np: older names of min_num_proc and max_num_proc
+    checkpoints: directory of the commits, which all executors must see; HVDKIT_ELASTIC_CHECKPOINTS in `env` is the same
+    The other arguments are those of run().
     Raises what run() raises, when fn raises an exception that is not HorovodInternalError or after the last restart.
     """
     job = read_arguments("run_elastic", locals())
@@ -67,7 +71,7 @@ def run_elastic(
 
 
 def repeat(attempt: Callable[[int], list[Report]], limit: int) -> list[Report]:
-    """Make attempts until one ends without a loss, at most `limit` after the first; returns its reports.
+    """Make attempts until one succeeds without a loss, at most `limit` after the first; returns its reports.
 
     attempt: takes the number of restarts so far. Raises the failure of the last attempt.
     """
@@ -85,8 +89,9 @@ def repeat(attempt: Callable[[int], list[Report]], limit: int) -> list[Report]:
 
 
 def plan_elastic_env(env: Mapping[str, str], checkpoints: str | None) -> dict[str, str]:
-    """The variables by which `hvd.elastic.run` saves commits and continues from them. Raises LaunchError without a
-    directory.
+    """Return the variables by which `hvd.elastic.run` saves commits and continues from them.
+
+    Raises LaunchError without a directory.
     """
     directory = checkpoints or env.get(_CHECKPOINTS, "")
     if not directory:
@@ -98,8 +103,12 @@ def plan_elastic_env(env: Mapping[str, str], checkpoints: str | None) -> dict[st
 
 
 def plan_sizes(wanted: int | None, least: int | None, most: int | None, slots: int) -> tuple[int, int, int]:
-    """The numbers of ranks: at the start, at least after a loss, at most. slots: there are now.
+    """Return the numbers of ranks: at the start, at least after a loss, at most.
 
+    wanted: num_proc.
+    least: min_num_proc.
+    most: max_num_proc.
+    slots: number of slots now.
     Raises LaunchError if they contradict each other.
     """
     first = wanted if wanted is not None else most if most is not None else max(slots, least or 1)

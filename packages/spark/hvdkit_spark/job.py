@@ -1,4 +1,4 @@
-"""A job of ranks: one barrier stage of Spark's, watched by the driver, which ends it when a rank has failed."""
+"""A job of ranks: one barrier stage of Spark, monitored by the driver, which ends it when a rank has failed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ _END_S = 15.0  # Spark kills the Python workers of a cancelled job within 4 s
 
 @dataclass
 class _Collected:
-    """What the thread of the job leaves."""
+    """The result of the job's thread."""
 
     reports: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
 
 def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: float) -> list[Report]:
-    """Run a job to its end; returns a report of each rank, or those that there are if the job has failed.
+    """Run a job to its end; returns a report of each rank, or the reports so far if the job has failed.
 
+    context: the active SparkContext.
+    spec: the job's specification, the same for all ranks.
+    ranks: number of ranks.
+    start_timeout: seconds until all ranks must run.
     The job is cancelled when a rank fails, and when this call is interrupted; Spark then ends its tasks, and with them
     the ranks. Raises LaunchTimeoutError if the ranks do not start within start_timeout seconds, HorovodInternalError if
     Spark itself cannot run it.
@@ -70,7 +74,7 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
 
 
 def _open_failures(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
-    """Reports of ranks that have failed: the driver sees them while other tasks still run."""
+    """Make an accumulator for reports of failed ranks: the driver reads them while other tasks still run."""
 
     class _Lists(AccumulatorParam[list[dict[str, Any]]]):  # here, so that it is pickled by value: see _plan_task
         def zero(self, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,7 +89,10 @@ def _open_failures(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
 def _plan_task(
     spec: bytes, failures: Accumulator[list[dict[str, Any]]]
 ) -> Callable[[Iterable[Any]], Iterator[dict[str, Any]]]:
-    """What runs on an executor. It is pickled by value, so that it can report that there is no hvdkit."""
+    """Make the function that runs on an executor.
+
+    It is pickled by value, so that it can report that hvdkit is missing.
+    """
 
     def run_task(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
         import dataclasses
@@ -111,7 +118,7 @@ def _plan_task(
 
 
 def _count_active(context: SparkContext, group: str) -> int:
-    """The tasks of the job that run now."""
+    """Count the tasks of the job that run now."""
     tracker, active = context.statusTracker(), 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)

@@ -1,4 +1,4 @@
-"""Lines of the ranks on the driver: `stdout` and `stderr` of run(), as horovod.spark.run has them.
+"""Lines of the ranks on the driver: `stdout` and `stderr` of run(), as in horovod.spark.run.
 
 The driver listens for the tasks, which prove the job's secret and send each line as their rank writes it.
 """
@@ -28,14 +28,17 @@ _GRACE_S = 2.0  # after the end of the job, to read connections to their end
 
 @dataclass
 class Output:
-    """Where lines go: objects with write(text); None for nowhere. timestamps: put the driver's time in front."""
+    """The streams for lines: objects with write(text); None for no stream.
+
+    timestamps: put the driver's time in front.
+    """
 
     stdout: Any = None
     stderr: Any = None
     timestamps: bool = False
 
     def check(self, function: str) -> None:
-        """Raise LaunchError for what cannot be written to."""
+        """Raise LaunchError for a stream that has no write()."""
         for name, stream in (("stdout", self.stdout), ("stderr", self.stderr)):
             if stream is not None and not callable(getattr(stream, "write", None)):
                 raise LaunchError(
@@ -50,9 +53,11 @@ class Output:
 
     @contextlib.contextmanager
     def receive(self, driver: str, secret: str) -> Iterator[int]:
-        """Write what tasks send while this is open; the port at which they connect, or 0 if there is no stream.
+        """Write the lines that tasks send while this is open; yields the port to connect to.
 
-        driver: a host of this machine that all executors reach. Raises LaunchError if no port is free.
+        The port is 0 if no stream is given.
+        driver: a host name or address of this machine that all executors reach.
+        Raises LaunchError if no port is free.
         """
         if self.stdout is None and self.stderr is None:
             yield 0
@@ -81,14 +86,14 @@ class Output:
             stream.write(moment + line)
             if hasattr(stream, "flush"):
                 stream.flush()
-        except Exception as error:  # of a closed or a binary file, or whatever an object of the user's raises
+        except Exception as error:  # a closed or binary file, or any error of the user's object
             logger.error("Lines of ranks cannot be written to %r, and are lost: %s", stream, error)
             self.stdout = None if self.stdout is stream else self.stdout
             self.stderr = None if self.stderr is stream else self.stderr
 
 
 class LineSender:
-    """Sends the lines of a task's rank to the driver. Raises OSError if that cannot be reached."""
+    """Sends the lines of a task's rank to the driver. Raises OSError if the driver cannot be reached."""
 
     def __init__(self, driver: str, port: int, secret: str, index: int) -> None:
         self._lock = threading.Lock()  # stdout and stderr have a thread each
@@ -109,7 +114,7 @@ class LineSender:
                 self._close()
 
     def close(self) -> None:
-        """End the connection when all lines are sent."""
+        """Close the connection after all lines are sent."""
         with self._lock:
             self._close()
 
@@ -123,7 +128,7 @@ def _resolve(host: str) -> str:
     try:
         address = socket.gethostbyname(host)
     except OSError:
-        return "0.0.0.0"  # of what stands before this machine
+        return "0.0.0.0"  # of a gateway in front of this machine
     # Debian gives a host 127.0.1.1 for its own name, and other hosts another address.
     named = is_loopback(address) and host not in ("localhost", address)
     return "0.0.0.0" if named else address

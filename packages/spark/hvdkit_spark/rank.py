@@ -19,9 +19,9 @@ from hvdkit_spark.reports import Status
 
 
 def main(descriptor: int, driver: str) -> int:
-    """Offer a store, become the rank that the task says, call the function and send what it did.
+    """Offer a store, become the rank that the task assigns, call the function and send its outcome.
 
-    driver: a host that all executors reach.
+    descriptor: file descriptor of the connection to the task. driver: a host that all executors reach.
     """
     os.set_inheritable(descriptor, False)
     with Connection(descriptor) as task:

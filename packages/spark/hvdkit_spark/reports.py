@@ -1,4 +1,4 @@
-"""What the tasks of a job report of their ranks, and which of the failures is the cause of the others."""
+"""Reports of a job's tasks about their ranks, and the choice of the failure that caused the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit.errors import HorovodInternalError
 
 Status = Literal["returned", "raised", "lost a rank", "died", "not started", "executor lost"]
 
-#: Whatever failed first is the cause: a rank that has lost another one only follows.
+#: Statuses by how well they explain the others, the best first: a rank that has lost another rank only follows.
 _CAUSES: tuple[Status, ...] = ("not started", "raised", "died", "lost a rank", "executor lost")
 
 
@@ -19,9 +19,11 @@ _CAUSES: tuple[Status, ...] = ("not started", "raised", "died", "lost a rank", "
 class Report:
     """How the rank of a task ended.
 
-    rank: the number of the task until it is known. host: "" for a failure of no certain rank. outcome: of a rank that
-    returned or raised, pickled (see integrations/ranks.py). text: of the others, what happened. "lost a rank" is a rank
-    that raised HorovodInternalError.
+    rank: the number of the task until the rank is known.
+    host: "" for a failure that belongs to no certain rank.
+    outcome: of a rank that returned or raised, pickled (see integrations/ranks.py).
+    text: of the others, what happened.
+    The status "lost a rank" is a rank that raised HorovodInternalError.
     """
 
     rank: int
@@ -32,7 +34,7 @@ class Report:
 
 
 def find_cause(reports: Sequence[Report]) -> Report | None:
-    """The report that explains the others; None if all ranks returned."""
+    """Find the report that explains the others; None if all ranks returned."""
     for status in _CAUSES:
         for report in sorted(reports, key=lambda report: report.rank):
             if report.status == status:
@@ -41,7 +43,7 @@ def find_cause(reports: Sequence[Report]) -> Report | None:
 
 
 def read_results(reports: Sequence[Report]) -> list[Any]:
-    """What each rank returned, by rank.
+    """Return the results of the ranks, by rank.
 
     Raises what the function raised on a rank, HorovodInternalError for a rank that ended otherwise.
     """
@@ -52,20 +54,20 @@ def read_results(reports: Sequence[Report]) -> list[Any]:
 
 
 def raise_failure(cause: Report) -> None:
-    """Raise the failure that a report tells of."""
+    """Raise the failure that a report describes."""
     if cause.outcome:
         _load(cause)
     raise HorovodInternalError(describe_failure(cause))
 
 
 def describe_failure(cause: Report) -> str:
-    """Name the rank, and say what happened to it."""
+    """Describe a failure, with the name of its rank."""
     text = cause.text or "a collective operation failed"
     return f"Rank {cause.rank} on {cause.host}: {text}" if cause.host else text
 
 
 def describe_loss(error: str) -> Report:
-    """A report of a task that Spark has lost. error: Spark's own, which ends its job at once.
+    """Make the report of a task that Spark has lost. error: Spark's own, which ends its job at once.
 
     Raises HorovodInternalError if it is another error.
     """

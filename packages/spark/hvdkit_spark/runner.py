@@ -17,10 +17,10 @@ from hvdkit_spark.reports import Report, read_results
 from hvdkit_spark.session import count_slots, describe_loopback, find_context, wait_for_slots
 from hvdkit_spark.task import RankSpec
 
-#: Seconds, as Horovod's.
+#: Default limit in seconds, the same as Horovod's.
 START_TIMEOUT_S = 600.0
 
-#: Horovod's arguments that cannot be followed, and why.
+#: Horovod's arguments that hvdkit refuses, with the reason.
 _REFUSED = {
     "use_mpi": "MPI starts no processes on Spark's executors; ranks communicate over Gloo and shared memory",
     "use_gloo": "ranks communicate over Gloo and shared memory, and there is no other way",
@@ -45,16 +45,22 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Call fn(*args, **kwargs) on ranks that are tasks of one barrier stage; returns what each returned, by rank.
+    """Call fn(*args, **kwargs) on ranks that are tasks of one barrier stage; returns the results, by rank.
 
     fn, its arguments and results are pickled with cloudpickle; it calls hvd.init(). Each rank is a process of its own,
-    started by its task. Ranks of a host follow each other.
-    num_proc: ranks; None for as many as tasks run at the same time. start_timeout: seconds until all of them run; 600
-    if None. env: variables of the ranks, added to the executors'. stdout, stderr: files of the driver, such as
-    sys.stdout, to which the lines of the ranks are written as well, each with its rank in front; None for the logs of
-    the executors alone. prefix_output_with_timestamp: put the time in front there. verbose: 2 for messages of level
-    info. nics: the first is the interface that Gloo uses. executable: the Python of the ranks. use_gloo: None or True,
-    as it is always so. The other arguments are Horovod's, and refused if they are set.
+    started by its task. Ranks on the same host have consecutive numbers.
+
+    num_proc: number of ranks; None for as many as tasks run at the same time
+    start_timeout: seconds until all ranks run; 600 if None
+    use_gloo: None or True, as Gloo is always used
+    env: variables of the ranks, added to the executors'
+    stdout, stderr: files of the driver, such as sys.stdout, to which the lines of the ranks are written as well, each
+        with its rank in front; None for the logs of the executors alone
+    verbose: 2 for messages of level info
+    nics: the first is the interface that Gloo uses
+    prefix_output_with_timestamp: put the time in front of lines in stdout and stderr
+    executable: the Python of the ranks
+    The other arguments are Horovod's, and refused if they are set.
     Raises what fn raised on a rank, from a HorovodInternalError with its traceback; HorovodInternalError if a rank or
     an executor is lost; LaunchError for ranks that cannot be started.
     """
@@ -67,7 +73,15 @@ def run(
 
 @dataclass(frozen=True)
 class Job:
-    """What run() and run_elastic() are asked for. function: pickled, with its arguments. start_s: see run()."""
+    """The arguments of run() and run_elastic().
+
+    context: the active SparkContext.
+    function: the function, pickled, with its arguments.
+    env: variables of the ranks.
+    start_s: start_timeout of run().
+    executable: the Python of the ranks.
+    output: the streams for lines of the ranks.
+    """
 
     context: Any
     function: bytes
@@ -78,7 +92,7 @@ class Job:
 
     @property
     def driver(self) -> str:
-        """The host of the driver, as executors are told."""
+        """The host of the driver, as Spark reports it to executors."""
         return str(self.context.getConf().get("spark.driver.host") or "127.0.0.1")
 
     def wait(self, least: int, wanted: int, timeout_s: float, settle_s: float = 0.0) -> int:
@@ -87,7 +101,7 @@ class Job:
         return wait_for_slots(lambda: count_slots(self.context), least, wanted, timeout_s, settle_s, unreachable)
 
     def start(self, ranks: int) -> list[Report]:
-        """Run so many ranks to their end; see job.run_job."""
+        """Run this number of ranks to their end; see job.run_job."""
         from hvdkit_spark.job import run_job  # needs pyspark
 
         secret = new_secret()
@@ -107,9 +121,9 @@ class Job:
 
 
 def read_arguments(function: str, given: Mapping[str, Any]) -> Job:
-    """Read what run() and run_elastic() have in common. given: all arguments of this call, by name.
+    """Read the arguments that run() and run_elastic() share. given: all arguments of this call, by name.
 
-    Raises LaunchError for what cannot be followed, and without a SparkContext.
+    Raises LaunchError for arguments that hvdkit refuses, and without a SparkContext.
     """
     refuse(function, given)
     output = Output(given["stdout"], given["stderr"], bool(given["prefix_output_with_timestamp"]))
@@ -126,7 +140,7 @@ def read_arguments(function: str, given: Mapping[str, Any]) -> Job:
 
 
 def plan_env(env: Mapping[str, str] | None, verbose: int, nics: Sequence[str] | None) -> dict[str, str]:
-    """The variables that the arguments of run() stand for."""
+    """Convert arguments of run() to variables of the ranks."""
     planned: dict[str, str] = {}
     if verbose >= 2:
         planned["HVDKIT_LOG_LEVEL"] = "info"
@@ -136,7 +150,7 @@ def plan_env(env: Mapping[str, str] | None, verbose: int, nics: Sequence[str] | 
 
 
 def refuse(function: str, given: Mapping[str, Any]) -> None:
-    """Raise LaunchError for an argument of Horovod's that is set and cannot be followed. given: see read_arguments."""
+    """Raise LaunchError for an argument of Horovod's that is set and that hvdkit refuses. given: see read_arguments."""
     for name, reason in _REFUSED.items():
         value = given.get(name)
         if value is False if name == "use_gloo" else value:
@@ -150,7 +164,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def check_timeout(name: str, value: float | None, default: float) -> float:
-    """The seconds, or the default. Raises LaunchError for a negative number."""
+    """Return the seconds, or the default. Raises LaunchError for a negative number."""
     if value is not None and value < 0:
         raise LaunchError(f"{name} is {value}; it must be 0 seconds or more.")
     return default if value is None else float(value)

@@ -13,11 +13,11 @@ from hvdkit.transport.addresses import is_loopback
 
 _PAUSE_S = 0.5
 _SAY_AFTER_S = 5.0
-_UNREACHABLE_S = 30.0  # for executors of a driver that only its own host reaches
+_UNREACHABLE_S = 30.0  # wait for executors if only the driver's own host can reach it
 
 
 def find_context() -> Any:
-    """The active SparkContext. Raises LaunchError if there is none, or one in which no barrier stage can run."""
+    """Find the active SparkContext. Raises LaunchError if there is none, or if it cannot run a barrier stage."""
     context = optional_import("pyspark").SparkContext._active_spark_context
     if context is None:
         raise LaunchError(
@@ -33,15 +33,15 @@ def find_context() -> Any:
 
 
 def count_slots(context: Any) -> int:
-    """The number of tasks that run at the same time on the executors that are registered now."""
+    """Count the tasks that can run at the same time on the executors that are registered now."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
 def describe_loopback(driver: str, master: str) -> str:
-    """Why executors on other hosts do not come, and the cure; "" where all run here, or the driver can be reached.
+    """Explain why executors on other hosts cannot connect, with the cure.
 
-    driver: spark.driver.host.
+    Returns "" if all executors run on this host, or if the driver can be reached. driver: spark.driver.host.
     """
     if master.startswith("local") or not (driver in ("localhost", "::1", "[::1]") or is_loopback(driver)):
         return ""
@@ -55,9 +55,14 @@ def describe_loopback(driver: str, master: str) -> str:
 def wait_for_slots(
     count: Callable[[], int], least: int, wanted: int, timeout_s: float, settle_s: float = 0.0, unreachable: str = ""
 ) -> int:
-    """Wait until there are slots for `wanted` ranks, or for `least` if there are no more after settle_s.
+    """Wait for slots for `wanted` ranks, or after a time for at least `least` ranks.
 
-    count: the slots that there are now. unreachable: see describe_loopback(); with it the wait is 30 s at most.
+    count: function that counts the slots of this moment.
+    least: number of ranks that is enough after that time.
+    wanted: number of ranks.
+    timeout_s: limit of the wait in seconds.
+    settle_s: that time in seconds.
+    unreachable: see describe_loopback(); if not "", the whole wait is 30 s at most, or that time if it is longer.
     Returns the number of ranks. Raises LaunchTimeoutError after timeout_s.
     """
     began, told = time.monotonic(), False

@@ -1,7 +1,7 @@
 """A task of a barrier stage: it starts its rank as a process of its own, and reports how that ended.
 
 The Python worker of Spark itself loads no framework: it is a forked process that Spark uses again for other tasks. The
-tasks exchange where each rank offers its store by allGather(), and each then makes the same plan of all ranks.
+tasks exchange the addresses of their ranks' stores by allGather(), and each then makes the same plan of all ranks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ from hvdkit_spark.output import ERROR, OUT, LineSender
 from hvdkit_spark.reports import Report
 
 _LOOK_S = 0.2
-_EXIT_S = 10.0  # for a rank to end, when it has sent its outcome
-_LINES = 20  # of its output, in the report of a rank that died
+_EXIT_S = 10.0  # for a rank to end after it has sent its outcome
+_LINES = 20  # number of lines of its output in the report of a rank that died
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What every rank of a job gets.
+    """The specification of a job, the same for every rank.
 
-    function: pickled, with its arguments. env: added to the executor's variables. secret, name: see
-    integrations/ranks.py. driver: a host that all executors reach. start_timeout: seconds for a rank to load torch.
-    executable: the Python of the ranks; "" for that of the task. output_port: at which the driver takes the lines of
-    the ranks; 0 if it takes none.
+    function: pickled, with its arguments.
+    env: variables added to the executor's.
+    secret, name: see integrations/ranks.py.
+    driver: a host that all executors reach.
+    start_timeout: seconds for a rank to load torch.
+    executable: the Python of the ranks; "" for that of the task.
+    alias_horovod: are imports of Horovod redirected to hvdkit (HVDKIT_ALIAS_HOROVOD)?
+    output_port: port at which the driver takes the lines of the ranks; 0 if it takes none.
     """
 
     function: bytes = field(repr=False)
@@ -58,16 +62,16 @@ class RankSpec:
 
 
 class Context(Protocol):
-    """What a rank needs of pyspark's BarrierTaskContext."""
+    """The methods of pyspark's BarrierTaskContext that a rank needs."""
 
     def partitionId(self) -> int:
-        """The number of the task."""
+        """Return the number of the task."""
 
     def allGather(self, message: str = "") -> list[str]:
-        """The messages of all tasks, by number; every task calls it."""
+        """Exchange messages; returns those of all tasks, by number. Every task calls it."""
 
     def resources(self) -> Any:
-        """Resource -> its addresses that this task has."""
+        """Map each resource to the addresses that this task has."""
 
 
 def run_rank(spec: RankSpec, context: Context) -> Report:
@@ -92,7 +96,10 @@ def run_rank(spec: RankSpec, context: Context) -> Report:
 
 
 def plan_rank(spec: RankSpec, offers: list[Offer], index: int) -> tuple[int, dict[str, str]]:
-    """The rank of a task and its variables; the same plan on every task. offers: by number of the task."""
+    """Plan all ranks; returns the rank of a task and its variables.
+
+    The plan is the same on every task. offers: by number of the task.
+    """
     assignments = assign_ranks(offers)
     first = offers[assignments[0].index]
     variables = plan_variables(assignments, first.address, first.port, spec.secret, spec.name)
@@ -101,7 +108,10 @@ def plan_rank(spec: RankSpec, offers: list[Offer], index: int) -> tuple[int, dic
 
 
 def find_loopback(offers: list[Offer], driver: str) -> str:
-    """Why ranks on other hosts cannot reach rank 0, the first offer's; "" if they can. driver: see RankSpec."""
+    """Explain why ranks on other hosts cannot reach rank 0; "" if they can.
+
+    offers: the first is the offer of rank 0. driver: see RankSpec.
+    """
     first = offers[0]
     if not is_loopback(first.address) or len({offer.node for offer in offers}) == 1:
         return ""
@@ -114,7 +124,7 @@ def find_loopback(offers: list[Offer], driver: str) -> str:
 
 
 def read_gpus(context: Context) -> tuple[str, ...]:
-    """The GPUs that Spark has given to this task (spark.task.resource.gpu.amount)."""
+    """Return the GPUs that Spark has given to this task (spark.task.resource.gpu.amount)."""
     gpu = context.resources().get("gpu")
     return tuple(gpu.addresses) if gpu is not None else ()
 
@@ -122,7 +132,7 @@ def read_gpus(context: Context) -> tuple[str, ...]:
 class _RankProcess:
     """The process of a rank. Its output goes to the task's stderr, which is the executor's, line by line.
 
-    sender: of these lines to the driver, if it takes them.
+    sender: sends these lines to the driver; None if the driver takes none.
     """
 
     def __init__(
@@ -151,13 +161,13 @@ class _RankProcess:
                 self._sender.send(kind, labelled)
 
     def _join(self, seconds: float) -> None:
-        """Wait until all output is copied, at most so long."""
+        """Wait at most this long until all output is copied."""
         deadline = time.monotonic() + seconds
         for thread in self._copying:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def read_offer(self, timeout_s: float) -> tuple[Offer | None, str]:
-        """What the rank offers, or why there is nothing."""
+        """Read the offer of the rank; if it has made none, return the reason."""
         answer = self._receive(timeout_s)
         if isinstance(answer, tuple):
             return Offer(self._index, socket.gethostname(), *answer), ""
@@ -168,8 +178,8 @@ class _RankProcess:
         return None, f"the process of task {self._index} has not started: {self._describe_end()}"
 
     def run(self, rank: int, host: str, variables: dict[str, str], function: bytes) -> Report:
-        """Let the rank call the function, and wait for its end."""
-        with contextlib.suppress(OSError):  # it has died, which is seen next
+        """Make the rank call the function, and wait for its end."""
+        with contextlib.suppress(OSError):  # it has died: the next read detects it
             self._connection.send((variables, function))
         answer = self._receive(None)
         if answer is None:
@@ -180,7 +190,7 @@ class _RankProcess:
         return Report(rank, host, status, outcome)
 
     def _receive(self, timeout_s: float | None) -> Any:
-        """What the process sends; None if it has ended, or sends nothing in time."""
+        """Receive an object from the process; None if it has ended, or sends nothing in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while deadline is None or time.monotonic() < deadline:
             ended = self._process.poll() is not None
@@ -212,7 +222,7 @@ class _RankProcess:
 
 @contextlib.contextmanager
 def _connected(spec: RankSpec, index: int) -> Iterator[tuple[LineSender | None, str]]:
-    """The sender of lines to the driver, if it takes them, and why there is none although it does."""
+    """Connect to the driver if it takes lines; yields the sender and, if the connection fails, the reason."""
     if not spec.output_port:
         yield None, ""
         return
@@ -234,7 +244,7 @@ def _connected(spec: RankSpec, index: int) -> Iterator[tuple[LineSender | None, 
 
 @contextlib.contextmanager
 def _started(spec: RankSpec, index: int, sender: LineSender | None) -> Iterator[_RankProcess]:
-    """The process of a rank, ended on the way out. It is ended too when this task's process is killed."""
+    """Start the process of a rank, and end it on exit. It is also ended when this task's process is killed."""
     ours, theirs = Pipe()
     descriptor = theirs.fileno()
     command = [spec.executable or sys.executable, "-m", "hvdkit_spark.rank", str(descriptor), spec.driver]
@@ -263,7 +273,7 @@ def _started(spec: RankSpec, index: int, sender: LineSender | None) -> Iterator[
 
 
 def plan_environment(spec: RankSpec, environ: dict[str, str], path: list[str]) -> dict[str, str]:
-    """The variables of a rank's process. path: sys.path of the task, on which Spark has put the files of the job."""
+    """Plan the variables of a rank's process. path: sys.path of the task, to which Spark has added the job's files."""
     known = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     places = [place for place in path if place and not place.startswith(known)]
     alias = {"HVDKIT_ALIAS_HOROVOD": "1"} if spec.alias_horovod else {}

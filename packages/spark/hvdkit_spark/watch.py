@@ -1,17 +1,17 @@
-"""When a job of ranks is given up: decided from what Spark tells of its stage."""
+"""Decides from the status of its Spark stage when a job of ranks is to be aborted."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-#: Seconds that the other ranks have to report, too, when one has failed.
+#: Seconds that the other ranks have to report after one has failed.
 GRACE_S = 8.0
 
 Verdict = Literal["failed", "late"]
 
 
 class Watch:
-    """Judges a job as time passes. start_timeout: seconds until all ranks run. began: by the same clock as `now`."""
+    """Decides when to abort a job. start_timeout: seconds until all ranks run. began: by the same clock as `now`."""
 
     def __init__(self, ranks: int, start_timeout: float, began: float) -> None:
         self._ranks, self._start_timeout, self._began = ranks, start_timeout, began
@@ -19,9 +19,9 @@ class Watch:
         self._failed: float | None = None
 
     def judge(self, now: float, active: int, failed: bool) -> Verdict | None:
-        """Why the job is to be ended now; None if it is to go on.
+        """Return the reason to end the job now; None if it is to continue.
 
-        active: running tasks. failed: has a rank reported a failure?
+        active: number of running tasks. failed: has a rank reported a failure?
         """
         if active >= self._ranks:
             self._started = True

@@ -1,4 +1,4 @@
-"""The steps of keras.Model.fit: a callback after all others, and the batches that reach Keras, of data of any type."""
+"""The steps of keras.Model.fit: a last callback records them; it covers batches of data of any type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ADAPTED = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle
 
 
 class Batches(keras.utils.PyDataset):
-    """An epoch's batches by number; drawn on demand, and kept until the next epoch."""
+    """An epoch's batches by number; read on demand, and kept until the next epoch."""
 
     def __init__(self, adapter: Any, session: Session, number: int, steps: int | None) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class Batches(keras.utils.PyDataset):
         with self._lock:
             keys = self._session.batches(self._number, self._epoch)
             if keys:
-                return self._session.joined(keys[min(index, len(keys) - 1)])  # what is beyond is fetched, never used
+                return self._session.joined(keys[min(index, len(keys) - 1)])  # later batches are prefetched, never used
             while len(self._drawn) <= index:
                 self._drawn.append(next(self._source))
             return self._drawn[index]
 
     def on_epoch_begin(self) -> None:
-        """Start the next epoch; data without an end continues."""
+        """Start the next epoch; endless data continues."""
         with self._lock:
             self._epoch += 1
             self._drawn = []
@@ -62,12 +62,12 @@ class Batches(keras.utils.PyDataset):
                 self._source = iter(self._adapter.get_numpy_iterator())
 
     def given(self, index: int) -> tuple[Key, Any]:
-        """Return a batch of this epoch by number, and its key."""
+        """Return a batch of this epoch by number, with its key."""
         return (self._number, self._epoch, index), self[index]
 
 
 def _count(session: Session, number: int) -> int:
-    """Return how many batches the ranks trained on in one epoch, if one rank takes those; 0 otherwise."""
+    """Count the batches that the ranks trained on in one epoch, if one rank takes those; 0 otherwise."""
     keys = [key for key in session.given if key[0] == number]
     return 1 + max((key[2] for key in keys), default=-1)
 
@@ -76,11 +76,11 @@ _DROPOUT = ("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout", "Spat
 
 
 def install(session: Session) -> Patches:
-    """Record every step of every fit() from here on, until the result is closed."""
+    """Record every step of every fit() from now on, until the result is closed."""
     patches, numbers = Patches(), count()
     fit, make = keras.Model.fit, EpochIterator.__init__
     make_list, signature = keras.callbacks.CallbackList.__init__, inspect.signature(make)
-    # Of the fit() that is about to make its data adapter, and then its callbacks, if any.
+    # Recorders: of the fit() that makes its data adapter next, and of the fit() that makes its callbacks next.
     begun: _Recorder | None = None
     adapted: _Recorder | None = None
 
@@ -109,7 +109,7 @@ def install(session: Session) -> Patches:
     def watched_make_list(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
         nonlocal adapted
         recorder, adapted = adapted, None
-        if recorder is not None:  # after all others, those that hvdrun --wrap adds among them
+        if recorder is not None:  # after all others, also those of hvdrun --wrap
             callbacks = [*(keras.tree.flatten(callbacks) if callbacks else []), recorder]
         make_list(self, callbacks, *args, **kwargs)
 
@@ -130,7 +130,7 @@ def _nothing(session: Session) -> Any:
 
 
 class _Recorder(keras.callbacks.Callback):
-    """One call of fit()."""
+    """Records one call of fit()."""
 
     batches: Batches
 
@@ -186,7 +186,7 @@ class _Recorder(keras.callbacks.Callback):
             if hasattr(optimizer.learning_rate, "assign"):
                 optimizer.learning_rate.assign(wanted.rates[0])
                 self._rate = wanted.rates[0]
-            if abs(wanted.momentum - self._factor) > 1e-6:  # a warm-up corrects it when it changes the rate
+            if abs(wanted.momentum - self._factor) > 1e-6:  # a warm-up callback corrects it when it changes the rate
                 for one in _momentums(optimizer):
                     one.assign(one * (wanted.momentum / self._factor))
 
@@ -207,12 +207,12 @@ class _Recorder(keras.callbacks.Callback):
             raise SystemExit(0)
 
     def _read(self) -> dict[str, Array]:
-        # Paths hold counters of the models that were made, which are the same in each run.
+        # Paths contain counters of the created models, which are the same in each run.
         return {one.path: thin(keras.ops.convert_to_numpy(one)) for one in self.model.trainable_variables}
 
 
 class _Given(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rates of the ranks, in place of a schedule that is part of the compiled step."""
+    """Schedule with the recorded rates of the ranks, in place of a schedule that is part of the compiled step."""
 
     def __init__(self, rates: list[float], first: int) -> None:
         self._rates, self._first = rates, first

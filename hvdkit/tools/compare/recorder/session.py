@@ -1,4 +1,4 @@
-"""The recording of this process, for all frameworks, and the batches of its loaders."""
+"""The recording of this process, for all frameworks, with the batches of its loaders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def count_rows(batch: Any) -> int:
-    """Return the first dimension of the first tensor that has one; 0 without."""
+    """Return the first dimension of the first tensor that has one; 0 if none has."""
     return next((len(leaf) for leaf in leaves(batch) if len(leaf.shape)), 0)
 
 
@@ -47,7 +47,7 @@ def hash_rows(batch: Any) -> list[str]:
 
 
 def copy(batch: Any) -> Any:
-    """Copy a batch to CPU memory. Raises TypeError for what is neither a tensor nor a plain value."""
+    """Copy a batch to CPU memory. Raises TypeError for values that are neither tensors nor plain values."""
     return join([batch])
 
 
@@ -85,7 +85,7 @@ def _to_numpy(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-#: (loader, how many times it had been iterated, batch)
+#: (loader, number of its earlier iterations, batch)
 Key = tuple[int, int, int]
 
 
@@ -93,7 +93,7 @@ class Patches(ExitStack):
     """Replaced attributes; close() restores the originals."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace one."""
+        """Replace an attribute."""
         self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
@@ -101,8 +101,12 @@ class Patches(ExitStack):
 class Session:
     """One rank of one run.
 
-    folder: of this run. ranks: folder of the run on many ranks, whose batches, start and learning rates are taken here;
-    None for the run on many. steps: after so many the process ends. own_rates: keep the script's learning rates.
+    rank: this rank.
+    size: number of ranks.
+    folder: folder of this run.
+    ranks: folder of the run on many ranks, from which batches, start and learning rates are read; None in that run.
+    steps: the process ends after this number of steps.
+    own_rates: keep the script's learning rates.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class Session:
         self.steps, self.own_rates = steps, own_rates
         self.record = RankRecord(rank, size)
         self._written = False
-        # The last one, as long as it is not known whether it is trained on.
+        # The last batch, until it is known whether the script trains on it.
         self._batch: tuple[Key, Any, Callable[[], object]] | None = None
         self._rows, self._hashes = 0, list[str]()
         self._losses: list[float] = []
@@ -123,15 +127,18 @@ class Session:
         atexit.register(self.write)
 
     def got(self, key: Key, batch: Any, states: bytes | None, trained: Callable[[], object] = lambda: None) -> None:
-        """Take a batch that is about to go to the script. states: of the framework's random numbers, or None.
+        """Take a batch that is about to go to the script.
 
+        key: its key.
+        batch: the batch.
+        states: of the framework's random numbers, or None.
         trained: called when the script trains on it.
         """
         self._batch = key, copy(batch), trained
         self._states = b"" if states is None else states + _read_states()
 
     def trains(self, states: bytes | None) -> None:
-        """Record that the last batch is trained on; may be called repeatedly."""
+        """Record that the script trains on the last batch; may be called repeatedly."""
         if self._states and states is not None:
             self._random |= states + _read_states() != self._states
         if self._batch is None:
@@ -146,7 +153,7 @@ class Session:
                 pickle.dump(batch, file)
 
     def lost(self, loss: float) -> None:
-        """Record a loss that backward() is called on."""
+        """Record a loss on which backward() is called."""
         self._losses.append(loss)
 
     def take(self) -> dict[str, Any]:

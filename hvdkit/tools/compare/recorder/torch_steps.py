@@ -1,6 +1,6 @@
 """The steps of a PyTorch script: losses, gradients, parameters, from torch's hooks for all models and optimizers.
 
-Also its DataLoaders: many ranks record their batches, and one rank gets them joined.
+Many ranks also record the batches of their DataLoaders, and one rank gets these batches joined.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Loaders:
             self.lengths = {one.number: one.batches for one in session.others[0].loaders}
 
     def iterate(self, loader: Any, number: int, iterate: Any) -> Iterator[Any]:
-        """Yield its batches, or the joined batches of all ranks on one rank."""
+        """Yield the loader's batches; on one rank, the joined batches of all ranks."""
         session = self._session
         times = self._iterated[number] = self._iterated.get(number, -1) + 1
         keys = session.batches(number, times)
@@ -75,7 +75,7 @@ class _Loaders:
         if loader.batch_size and all(one.number != number for one in known):
             try:
                 samples, batches = len(loader.sampler), len(loader)
-            except TypeError:  # it does not know
+            except TypeError:  # the loader does not know its length
                 return
             known.append(Loader(number, samples, loader.batch_size, bool(loader.drop_last), batches))
 
@@ -90,7 +90,7 @@ _LARGE = 50_000_000  # elements of a sparse gradient beyond which only its value
 
 
 def install(session: Session) -> Patches:
-    """Record every step of every optimizer from here on, until the result is closed."""
+    """Record every step of every optimizer from now on, until the result is closed."""
     recorder, patches = _Recorder(session), Patches()
     for handle in (
         modules.register_module_forward_pre_hook(recorder.before_forward),
@@ -153,14 +153,14 @@ class _Recorder:
         self._depth -= 1
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Record the loss, and that the last batch is trained on."""
+        """Record the loss, and that the script trains on the last batch."""
         if self._session.record.framework == "keras" or loss.numel() != 1:
             return
         self._session.lost(float(loss.detach()))
         self._session.trains(_states())
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
-        """Record the gradients; where one optimizer's step calls another's, the inner one has the reduced ones."""
+        """Record the gradients; if one optimizer's step calls another's, the inner one has the reduced gradients."""
         self._inside += 1
         session = self._session
         if session.record.framework == "keras":
@@ -235,7 +235,7 @@ def _thin(value: torch.Tensor) -> Array:
 
 
 def _switch_off_dropout(session: Session, patches: Patches) -> None:
-    """Turn dropout off, in modules and attention too: ranks and one process would drop different neurons."""
+    """Turn dropout off, also in attention: ranks and one process would drop different neurons."""
     for name in _DROPOUT:
         patches.put(functional, name, _identity(session, getattr(functional, name)))
     attention = functional.scaled_dot_product_attention

@@ -13,12 +13,12 @@ from hvdkit.visible_gpus import read_visible
 
 #: Major version of CUDA -> the oldest driver that runs it (CUDA compatibility guide, "minor version compatibility").
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
-#: Deadlocks at the start with unequal numbers of ranks on the hosts: github.com/NVIDIA/nccl/issues/2385.
+#: This NCCL deadlocks at the start with unequal numbers of ranks on the hosts: github.com/NVIDIA/nccl/issues/2385.
 _DEADLOCKS = "2.31.2"
 
 
 def list_builds(facts: HostFacts) -> dict[str, str]:
-    """List the installed frameworks whose build is known -> the CUDA they were built for, "" for a build for CPUs."""
+    """Map each installed framework with a known build to the CUDA it was built for; "" for a build for CPUs."""
     torch = {"torch": facts.accelerators.torch_cuda} if "torch" in facts.packages else {}
     return {**torch, **facts.accelerators.cuda_of}
 
@@ -58,7 +58,7 @@ def check_nccl(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 
 def check_driver(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
-    """Compare the CUDA that the driver can run with the CUDA that frameworks and NCCL were built for."""
+    """Compare the CUDA that the driver can run with the CUDA of the frameworks' and NCCL's builds."""
     found = facts.accelerators
     needs = {f"{name} {facts.packages.get(name, '')}".strip(): cuda for name, cuda in list_builds(facts).items()}
     needs |= {name: name.rpartition("cu")[2] for name in found.nccl_wheels}
@@ -84,7 +84,7 @@ def check_driver(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 
 def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
-    """Find the NCCL that deadlocks with different numbers of ranks on the hosts."""
+    """Find the NCCL version that deadlocks with different numbers of ranks on the hosts."""
     slots = {host.name: host.slots for host in survey.hosts if host.slots}
     affected = [
         name
@@ -104,7 +104,7 @@ def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
         )
 
 
-_MOST_USED = 0.1  # of a GPU's memory: a desktop or a driver's own may take some
+_MOST_USED = 0.1  # fraction of a GPU's memory; a desktop or the driver itself may use some
 
 _CUDA_BUILDS = {
     "torch": "of torch see pytorch.org/get-started",

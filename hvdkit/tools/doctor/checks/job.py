@@ -1,6 +1,7 @@
 """Checks of the job: the scheduler's variables and those of a process's rank, the training script, and a small job.
 
-Of the small job: does it run, are its ranks placed well, is it as fast as the network?
+The checks of the small job: it runs, its ranks are bound and share GPUs as they should, and it is as fast as the
+network.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _check_slurm(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def parse_counts(text: str) -> list[int]:
-    """Turn "2(x3),1" into [2, 2, 2, 1]; [] for what is not like that."""
+    """Turn "2(x3),1" into [2, 2, 2, 1]; [] for other text."""
     try:
         return parse_slurm_counts(text)
     except ValueError:
@@ -100,7 +101,7 @@ def parse_counts(text: str) -> list[int]:
 
 
 def _read_count(environ: Mapping[str, str], name: str) -> int:
-    """Read a number; of "gpu:4" or "a100:4" the last part; 0 if there is none."""
+    """Read a number; of "gpu:4" or "a100:4" the number after the last colon; 0 if there is none."""
     text = environ.get(name, "").rpartition(":")[2]
     return int(text) if text.isdecimal() else 0
 
@@ -184,7 +185,7 @@ _NAMES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "sge": "SGE", "flux": "F
 
 
 def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
-    """Check the script, if one is given."""
+    """Check the script, if the options name one."""
     script = job.script
     if script is None:
         return
@@ -236,7 +237,7 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 
 def check_small_job(survey: Survey) -> Iterator[Finding]:
-    """Check the job, if one was run."""
+    """Check the small job, if it was run."""
     job = survey.allreduce
     if job is None:
         return
@@ -281,7 +282,7 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
 
 
 def _check_gpus(survey: Survey) -> Iterator[Finding]:
-    """Find ranks of a host that have the same single GPU."""
+    """Find ranks of a host that use the same single GPU."""
     assert survey.allreduce is not None
     seen: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in survey.allreduce.ranks:

@@ -1,4 +1,4 @@
-"""Cores, memory, limits, clock."""
+"""Checks of cores, memory, limits and the clock."""
 
 from __future__ import annotations
 

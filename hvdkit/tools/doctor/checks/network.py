@@ -1,4 +1,4 @@
-"""Checks of host names and their addresses, of logins, connections and bandwidth, of variables for interfaces."""
+"""Checks of host names and their addresses, of logins, connections and bandwidth, and of variables for interfaces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_names(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 
 def are_loopback(addresses: Sequence[str]) -> bool:
-    """Are all of these addresses the loopback interface's?"""
+    """Are all of these addresses on the loopback interface?"""
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
 
@@ -62,7 +62,7 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
     }
     for name, facts in survey.answering.items():
         listed = name.rpartition("@")[2]
-        alone = len(listed_names[facts.host]) == 1  # else there is a worse finding
+        alone = len(listed_names[facts.host]) == 1  # else another check has a worse finding
         if alone and listed != "localhost" and not _is_address(listed) and _short(facts.host) != _short(listed):
             yield Finding.note(
                 "hostname-differs",
@@ -92,7 +92,7 @@ def check_hostnames(survey: Survey) -> Iterator[Finding]:
 
 
 def check_lookups(survey: Survey) -> Iterator[Finding]:
-    """Check the addresses of each host's name on the other hosts."""
+    """Check the addresses to which other hosts resolve each host's name."""
     answering = survey.answering
     for target in answering:
         name = target.rpartition("@")[2]
@@ -157,7 +157,7 @@ def _short(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-#: One way is called slow if another is this many times faster.
+#: A network counts as slow if another is this many times faster.
 _FASTER = 3.0
 
 
@@ -173,7 +173,7 @@ def check_answers(survey: Survey) -> Iterator[Finding]:
     failing = [
         login
         for login in survey.logins
-        # Where the name or the way is wrong there is another finding, and ssh cannot work.
+        # If the name or the connection is wrong, another check reports it, and ssh cannot work.
         if login.failure is not None and login.target not in silent and (login.source, login.target) not in lost
     ]
     causes: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -211,7 +211,7 @@ def check_reach(survey: Survey) -> Iterator[Finding]:
 
 
 def check_speed(survey: Survey) -> Iterator[Finding]:
-    """Find a network that all hosts share and that is much faster than the one of their names."""
+    """Find a network that all hosts share and that is much faster than the network of their names."""
     named = [each.mbit for each in survey.reaches if each.named and each.mbit]
     if not named:
         return
@@ -280,7 +280,7 @@ def _rates(survey: Survey) -> dict[str, list[float]]:
     return {network: list(rates.values()) for network, rates in found.items()}
 
 
-#: Variables whose values are names of interfaces, of NCCL's what they begin with.
+#: Variables whose values are names of interfaces; NCCL's are prefixes of names.
 _PREFIXES = "NCCL_SOCKET_IFNAME"
 VARIABLES = (
     *(_PREFIXES, "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HVDKIT_NETWORK_INTERFACES"),
@@ -291,7 +291,7 @@ VARIABLES = (
 
 
 def select(variable: str, value: str, interfaces: Sequence[InterfaceAddress]) -> list[InterfaceAddress]:
-    """Select the interfaces that a variable's value means: names, NCCL's prefixes, or networks like 10.0.0.0/8."""
+    """Select the interfaces that a variable's value denotes: names, NCCL's prefixes, or networks like 10.0.0.0/8."""
     words = [word.strip() for word in value.lstrip("^=").split(",") if word.strip()]
     if variable == _PREFIXES and not value.startswith("="):
         chosen = [each for each in interfaces if each.name.startswith(tuple(words))]
@@ -338,7 +338,7 @@ def _is_meant(word: str, interface: InterfaceAddress) -> bool:
 
 
 def check_chosen_interfaces(survey: Survey) -> Iterator[Finding]:
-    """Check each variable that is set, if every host has the interface that it names."""
+    """Check that the interfaces which each set variable selects on the hosts reach each other."""
     hosts = survey.answering
     for variable in VARIABLES:
         values = {name: facts.environ.get(variable, "") for name, facts in hosts.items()}
@@ -352,7 +352,7 @@ def check_chosen_interfaces(survey: Survey) -> Iterator[Finding]:
         if len(chosen) < 2 or not all(chosen.values()):
             continue  # not set, or a finding of one host
         if any(not any(each.between_hosts for each in found) for found in chosen.values()):
-            continue  # the same
+            continue  # also a finding of one host
         reached = {(each.source, each.target, each.address) for each in survey.reaches if not each.problem}
         broken = [
             (source, target)

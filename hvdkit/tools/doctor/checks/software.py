@@ -1,4 +1,4 @@
-"""Checks of frameworks, of Keras's backend, of settings and of Horovod; and of what must be the same on all hosts."""
+"""Checks of frameworks, Keras's backend, settings and Horovod; and of everything that must be equal on all hosts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check_keras(facts: HostFacts, version: str, frameworks: set[str]) -> Iterat
 
 
 def check_horovod(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
-    """Check Horovod. If it is not installed, that is an error only if the engine is set to it."""
+    """Check Horovod. A missing Horovod is an error only if the setting of the engine requires it."""
     horovod = facts.horovod
     wanted = facts.settings.get("engine") == "horovod"
     ability = next(ability for ability in assess_engines(facts) if ability.name == "horovod")
@@ -99,7 +99,7 @@ def check_horovod(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             )
 
 
-#: Clocks further apart than this many seconds make timelines and logs hard to read, and make rebuild what is new.
+#: With clocks further apart than this many seconds, timelines and logs are hard to read, and make rebuilds new files.
 _CLOCK_S = 1.0
 _MISSING = "not installed"
 
@@ -154,6 +154,6 @@ def _report_difference(subject: str, groups: Mapping[str, list[str]]) -> Finding
 def _rate_difference(subject: str, versions: Mapping[str, list[str]]) -> Severity:
     if subject == "the GPU driver":
         return "note" if _MISSING not in versions else "warning"
-    if subject == "Python":  # pickled objects travel between ranks of 3.11.x, not always between 3.11 and 3.12
+    if subject == "Python":  # ranks exchange pickled objects, which works between 3.11.x, not always 3.11 and 3.12
         return "error" if len({version.rpartition(".")[0] for version in versions}) > 1 else "warning"
     return "warning" if subject == "numpy" else "error"

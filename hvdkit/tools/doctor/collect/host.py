@@ -1,4 +1,4 @@
-"""Collect all facts of this host; those of the machine itself are cores, limits, clock, file systems and addresses."""
+"""Collects all facts of this host; this file reads cores, limits, clock, file systems and addresses itself."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse_quota(text: str) -> float:
 
 
 def read_clock() -> Clock:
-    """Read the clock, and when hvdkit's own files were written."""
+    """Read the clock, and the time at which the newest of hvdkit's own files was written."""
     newest = 0.0
     for path in Path(hvdkit.__file__).parent.glob("*.py"):
         with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ def read_fabrics(environ: Mapping[str, str]) -> FastNetworks:
 
 
 def find_filesystem(path: str, mounts: Iterable[str] | None = None) -> str:
-    """Find the kind of file system of a path, as in /proc/mounts; "" if that cannot be read."""
+    """Find the type of a path's file system, in the form of /proc/mounts; "" if that cannot be read."""
     lines = _read("/proc/self/mounts").splitlines() if mounts is None else mounts
     real = os.path.realpath(path)
     best, kind = -1, ""
@@ -86,7 +86,7 @@ def find_filesystem(path: str, mounts: Iterable[str] | None = None) -> str:
             continue
         place = words[1].replace("\\040", " ")
         inside = place == "/" or real == place or real.startswith(f"{place}/")
-        if inside and len(place) >= best:  # a later one lies over an earlier one
+        if inside and len(place) >= best:  # a later mount hides an earlier one
             best, kind = len(place), words[2]
     return kind
 
@@ -105,12 +105,12 @@ def _read(path: str) -> str:
         return ""
 
 
-#: As hvdkit, Open MPI, MPICH, Intel MPI, NCCL, torch, Gloo and Python's multiprocessing name theirs.
+#: File names of hvdkit, Open MPI, MPICH, Intel MPI, NCCL, torch, Gloo and Python's multiprocessing.
 _NAMES = re.compile(
     r"hvdkit-.*|(vader|sm|smsc)_segment\..*|osc_rdma\..*|openmpi-.*|mpich_shar_.*|mpich-.*|Intel_MPI_.*|shm_mpi_.*"
     r"|nccl-.*|torch_\d+_.*|psm_[0-9a-f]+|psm2_.*|ucx_shm_.*|cma_.*"
 )
-#: A file may be made a moment before it is mapped.
+#: Least age of a leftover in seconds: a process may map a file a moment after it makes it.
 _LEAST_AGE_S = 60.0
 
 
@@ -129,7 +129,7 @@ def _find_leftovers(folder: str) -> Iterator[Leftover]:
         return
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it does not show its files
+        with contextlib.suppress(OSError):  # the files of that process cannot be listed
             used |= list_open_files(process.name)
     for path, info in candidates.items():
         age = time.time() - max(info.st_mtime, info.st_ctime)
@@ -163,7 +163,7 @@ def read_network() -> HostNetwork:
 
 
 def read_port(text: str) -> Port:
-    """Find out whether a port is free on this host; text: a number, else it counts as free."""
+    """Check whether a port is free on this host. text: a number; other text counts as free."""
     if not text.isdecimal() or not 0 < int(text) < 65536:
         return Port()
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -175,7 +175,7 @@ def read_port(text: str) -> Port:
     return Port(int(text))
 
 
-# What may be shown, sent and compared. Anything else could be a secret.
+# Variables that may be shown, sent and compared. Any other could be a secret.
 _SHOWN = re.compile(
     r"HVDKIT_(?!CONTROL|PROFILE).*|HOROVOD_.*|(OMPI|PRTE|PMIX|OPAL)_.*|PMI_.*|MPI_LOCAL.*|I_MPI_.*|MPI4PY_.*|MPICH_.*|MV2_.*|PALS_.*"
     r"|JSM_.*|SLURM_(?!JWT).*|SLURMD_.*|SRUN_.*|PBS_(?!COOKIE).*|LSB_.*|LS_JOBPID|SGE_.*|PE_HOSTFILE|NSLOTS|NHOSTS"
@@ -187,7 +187,7 @@ _SHOWN = re.compile(
 
 
 def collect(environ: Mapping[str, str]) -> HostFacts:
-    """Collect all facts; what takes long runs at the same time."""
+    """Collect all facts; slow collectors run at the same time."""
     with ThreadPoolExecutor() as pool:
         mpi = pool.submit(read_library, environ)
         horovod = pool.submit(read_horovod, environ)
@@ -224,7 +224,7 @@ def collect(environ: Mapping[str, str]) -> HostFacts:
 
 
 def read_machine(environ: Mapping[str, str], folder: str) -> MachineFacts:
-    """See what is quickly seen of the machine. folder: for node-shared memory."""
+    """Read the facts of the machine that are quick to read. folder: for node-shared memory."""
     return MachineFacts(
         network=read_network(),
         limits=read_limits(),

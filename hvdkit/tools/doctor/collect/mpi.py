@@ -1,4 +1,4 @@
-"""The MPI library under mpi4py, the launchers on PATH, and two ranks started with them."""
+"""Facts about the MPI library of mpi4py, the launchers on PATH, and two ranks started with them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hvdkit.tools.doctor.collect.probes import probe_argv, run_probe
 from hvdkit.tools.doctor.facts import HvdrunMpi, Launcher, MpiLibrary, Trial
 from hvdkit.tools.installed import find_version
 
-# A single rank of Open MPI 5 leaves its file in /dev/shm behind, unless it makes none.
+# A single rank of Open MPI 5 leaves its file in /dev/shm behind, unless these variables prevent that.
 _ALONE = {**WITHOUT_FABRICS, "OMPI_MCA_btl": "self"}
 _LOAD_TIMEOUT_S = 15.0
 _VERSION_TIMEOUT_S = 5.0
-# By the text of MPI_Get_library_version. Those built on MPICH contain its name too, so they stand before it.
+# Found in the text of MPI_Get_library_version. Libraries built on MPICH contain its name too, so they come before it.
 _LIBRARIES = (
     ("open_mpi", re.compile(r"Open MPI|Spectrum MPI")),
     ("cray_mpich", re.compile(r"CRAY MPICH", re.IGNORECASE)),
@@ -46,12 +46,12 @@ def read_library(environ: Mapping[str, str]) -> MpiLibrary:
 
 
 def library_kind(library: str) -> str:
-    """Find the kind of a library from its version text; "" for an unknown one."""
+    """Find the kind of a library from its version text; "" for an unknown library."""
     return next((kind for kind, pattern in _LIBRARIES if pattern.search(library)), "")
 
 
 def read_launchers(environ: Mapping[str, str]) -> tuple[Launcher, ...]:
-    """Find the launchers on PATH, and ask those that know MPI or Slurm for their version."""
+    """Find the launchers on PATH, and read the versions of those of MPI or Slurm."""
     path = environ.get("PATH", os.defpath)
     found = [(name, shutil.which(name, path=path)) for name in _LAUNCHERS]
     return tuple(_read_launcher(name, os.path.abspath(where), environ) for name, where in found if where)
@@ -67,7 +67,7 @@ def read_hvdrun_mpi(environ: Mapping[str, str]) -> HvdrunMpi:
 
 
 def _read_launcher(name: str, path: str, environ: Mapping[str, str]) -> Launcher:
-    if name in ("horovodrun", "torchrun"):  # they import a framework to tell their version, which is the package's
+    if name in ("horovodrun", "torchrun"):  # they import a framework to print their version, which is the package's
         return Launcher(name, path, name, find_version(name.removesuffix("run")))
     result = run_program([path, "--version"], environ=environ, timeout_s=_VERSION_TIMEOUT_S)
     if result.status is None:
@@ -83,14 +83,15 @@ def _read_launcher(name: str, path: str, environ: Mapping[str, str]) -> Launcher
 
 
 _TIMEOUT_S = 20.0
-# Two ranks that are alone would each leave Open MPI's file in shared memory behind; others meet by TCP too.
+# Ranks in worlds of their own would each leave Open MPI's file in shared memory behind; ranks of one world connect over
+# TCP too.
 _TIDY = {**WITHOUT_FABRICS, "OMPI_MCA_btl": "self,tcp"}
-#: An allocation's hosts are not what is tried here.
+#: Variables to remove: this trial does not use an allocation's hosts.
 _SCHEDULERS = re.compile(r"(SLURM|SLURMD|SRUN|PBS|LSB|LS|SGE|PE|FLUX)_.*")
 
 
 def try_two_ranks(environ: Mapping[str, str]) -> Trial:
-    """Start two ranks on this host with the mpirun that is first on PATH; nothing is tried without one."""
+    """Start two ranks on this host with the first mpirun on PATH; without mpirun, return an empty Trial."""
     path = environ.get("PATH", os.defpath)
     found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
     if not found:
@@ -104,7 +105,7 @@ def try_two_ranks(environ: Mapping[str, str]) -> Trial:
 
 
 def try_srun(environ: Mapping[str, str]) -> Trial:
-    """Start two ranks with srun as it is set here, in an allocation of Slurm and outside of its steps."""
+    """Start two ranks with srun under its settings here, in an allocation of Slurm and outside of its steps."""
     srun = shutil.which("srun", path=environ.get("PATH", os.defpath))
     if not srun or "SLURM_JOB_ID" not in environ or "SLURM_STEP_ID" in environ:
         return Trial()
@@ -125,12 +126,12 @@ def _try(program: str, options: list[str], environ: Mapping[str, str]) -> Trial:
 def _options(kind: str) -> list[str]:
     if kind != "open_mpi":
         return []
-    # More ranks than cores are no fault here, and binding two ranks is not what is asked about.
+    # More ranks than cores are no fault here, and this trial does not check the binding of ranks.
     options = ["--bind-to", "none", "--oversubscribe"]
     return ["--allow-run-as-root", *options] if os.geteuid() == 0 else options
 
 
 def _first_line(text: str) -> str:
-    """The first line with text: Open MPI draws frames around its messages."""
+    """Return the first line with text: Open MPI draws frames around its messages."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line.strip("-=*")), "it said nothing")

@@ -1,4 +1,4 @@
-"""What a training script contains, without running it."""
+"""Facts about a training script, from its text: it is not run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Modules of which one makes several processes work together.
+#: Modules of which one makes several processes train together.
 _DISTRIBUTED = (
     *"hvdkit horovod torch.distributed mpi4py deepspeed accelerate lightning pytorch_lightning ray torchft".split(),
     *"colossalai megatron byteps bagua".split(),
 )
-#: Calls that start this process's use of its GPU or its MPI: CUDA_VISIBLE_DEVICES counts no more after them.
+#: Calls that start this process's use of its GPU or its MPI: CUDA_VISIBLE_DEVICES has no effect after them.
 _STARTS = {"init", "Init", "Init_thread", "init_process_group", "set_device", "list_physical_devices"}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SAVES = {"save", "save_weights", "save_checkpoint", "save_model", "save_pretrained", "async_save"}
@@ -22,11 +22,15 @@ _DISTRIBUTED_NAMES = {"MultiWorkerMirroredStrategy", "DistributedDataParallel", 
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """A script. problem: why it could not be read; the other fields are then empty.
+    """Facts about a training script.
 
-    distributed: what in it makes processes work together, "" for nothing. backend_mpi, visible_late, device_by_rank:
-    the line where torch's backend mpi is asked for; where CUDA_VISIBLE_DEVICES is set too late; where the local rank is
-    taken for a device. 0: nowhere. saves: does it write checkpoints?
+    path: its path.
+    problem: why it could not be read; the fields below are then empty. "" if it could be read.
+    distributed: the name in it that makes processes train together, "" for none.
+    backend_mpi: line that requests torch's backend mpi; 0 for none.
+    visible_late: line that sets CUDA_VISIBLE_DEVICES too late; 0 for none.
+    device_by_rank: line that uses the local rank as the number of a device; 0 for none.
+    saves: does it write checkpoints?
     """
 
     path: str
@@ -44,13 +48,13 @@ def read_script(path: str) -> ScriptFacts:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
     except (OSError, SyntaxError, ValueError) as error:
         return ScriptFacts(path, problem=str(error))
-    except (RecursionError, MemoryError) as error:  # of Python's parser
+    except (RecursionError, MemoryError) as error:  # Python's parser raises these too
         return ScriptFacts(path, problem=f"it is nested too deeply: {error}")
     return scan(path, tree)
 
 
 def scan(path: str, tree: ast.AST) -> ScriptFacts:
-    """Search a script's own text; what it imports from other files is not searched."""
+    """Search a script's own text; files that it imports are not searched."""
     calls = [(_name(call.func), call) for call in ast.walk(tree) if isinstance(call, ast.Call)]
     started = min((call.lineno for name, call in calls if name in _STARTS), default=0)
     late = [line for line in _lines_that_set_visible(tree) if started and line > started]

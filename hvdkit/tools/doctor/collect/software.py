@@ -1,4 +1,4 @@
-"""GPUs as the driver shows them, and installed packages, by their metadata: importing a framework takes seconds.
+"""Facts about GPUs, from the driver, and about packages, from metadata: importing a framework takes seconds.
 
 Horovod and NCCL are loaded in processes of their own.
 """
@@ -98,7 +98,7 @@ _TENSORFLOW_CUDA = re.compile(r"'cuda_version', '([\d.]+)'")
 
 
 def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
-    """Ask nvidia-smi, the package metadata and the usual folders."""
+    """Collect facts about GPUs and CUDA from nvidia-smi, package metadata and the usual folders."""
     gpus, driver, error = _ask_driver(environ)
     tools = find_gpu_tools(environ, "")
     wheels = {name: version for name in NCCL_WHEELS if (version := find_version(name))}
@@ -124,7 +124,7 @@ def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
 
 
 def read_builds() -> dict[str, str]:
-    """Read for which CUDA TensorFlow and JAX were built, "" for CPUs, from files and metadata of those installed."""
+    """Read the CUDA for which the installed TensorFlow and JAX were built, "" for CPUs, from files and metadata."""
     builds: dict[str, str] = {}
     for name in PACKAGES_OF["tensorflow"]:
         path = find_package(name, "tensorflow/python/platform/build_info.py")
@@ -137,7 +137,7 @@ def read_builds() -> dict[str, str]:
 
 
 def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
-    """Read what nvidia-smi prints for --query-gpu in CSV; returns the GPUs and the driver's version."""
+    """Parse the CSV output of nvidia-smi --query-gpu; returns the GPUs and the driver's version."""
     gpus, driver = [], ""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -149,7 +149,7 @@ def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def _parse_mib(text: str) -> int:
-    """Bytes of "143771 MiB"; 0 for a text without a number."""
+    """Convert "143771 MiB" to bytes; 0 for a text without a number."""
     found = re.match(r"\d+", text)
     return int(found.group()) * 2**20 if found else 0
 

@@ -1,10 +1,10 @@
-"""What doctor starts on each host: it answers requests, a line of JSON each, until its input ends.
+"""doctor's agent on each host: it answers requests, a line of JSON each, until its input ends.
 
 {"do": "collect", ...}  ->  {"answer": ...}   or   {"error": "..."}
 
-Between the agents there are connections: which host answers at an address, and how fast data comes from it. Each agent
-listens during the survey. It accepts the other agents only, which have the secret from their standard input. Each host
-has a purpose of its own in the handshake, so that no host is mistaken for another one.
+The agents connect to each other, to find out which host answers at an address, and how fast data comes from it. Each
+agent listens during the survey. It accepts only the other agents, which have the secret from their standard input. The
+handshake includes the host's name, so that no host is mistaken for another one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CONNECT_S = 2.5
 _STREAM_S = 0.25
 _STREAM = b"S"
 _CHUNK = bytes(1 << 18)
-_HANDSHAKES = 1024  # of the other agents, at a time
+_HANDSHAKES = 1024  # largest number of concurrent handshakes with other agents
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 def start_responder(secret: str, host: str) -> int:
-    """Answer at a port of all addresses until the process ends, and send zeros to an agent that asks for data."""
+    """Answer on a port of all addresses until the process ends, and send zeros to an agent that requests data."""
     server = AuthenticatedServer(secret.encode(), _purpose(host), _send_zeros, _HANDSHAKES)
     port = server.listen_tcp(_EVERY_ADDRESS)
     ServerThread(server, "hvdkit-doctor-responder")
@@ -53,7 +53,12 @@ async def _send_zeros(channel: Channel) -> None:
 
 
 def try_connection(address: str, port: int, secret: str, host: str) -> str:
-    """Connect to the agent of a host; "" if it answers, else the problem as in ConnectionAttempt."""
+    """Connect to the agent of a host; returns "" if it answers, else the problem as in ConnectionAttempt.
+
+    address, port: where to connect.
+    secret: the secret of the survey.
+    host: the host that should answer.
+    """
     try:
         _connect_to(address, port, secret, host)[0].close()
     except OSError as error:
@@ -62,7 +67,12 @@ def try_connection(address: str, port: int, secret: str, host: str) -> str:
 
 
 def measure_bandwidth(address: str, port: int, secret: str, host: str) -> float:
-    """Receive data from the agent of a host for a moment; returns Mbit/s, 0.0 if none came."""
+    """Receive data from the agent of a host for a moment; returns Mbit/s, 0.0 if no data came.
+
+    address, port: where to connect.
+    secret: the secret of the survey.
+    host: the host that should answer.
+    """
     try:
         connection, session = _connect_to(address, port, secret, host)
         with connection:
@@ -94,7 +104,7 @@ def _purpose(host: str) -> bytes:
 
 def _receive(connection: socket.socket) -> float:
     room = bytearray(1 << 20)
-    connection.recv_into(room)  # the first burst is faster: it has been buffered
+    connection.recv_into(room)  # ignore the first burst, which was buffered and is faster
     begin, received = time.monotonic(), 0
     while (passed := time.monotonic() - begin) < _STREAM_S:
         count = connection.recv_into(room)
@@ -104,15 +114,15 @@ def _receive(connection: socket.socket) -> float:
     return received * 8e-6 / passed if passed > 0 else 0.0
 
 
-#: An agent whose doctor was killed ends after this time at the latest.
+#: Seconds after which an agent ends at the latest if its doctor was killed.
 _LONGEST_S = 120
 _LOGIN_TIMEOUT_S = 12.0
 
 
 def _collect(*, variables: Mapping[str, str], names: list[str], secret: str, host: str) -> dict[str, Any]:
-    """Collect all facts and the addresses of names, and begin to answer other agents at a port, as this host.
+    """Collect all facts and the addresses of names, and begin to answer other agents on a port, as this host.
 
-    variables: what the job's ranks get, over those of this login.
+    variables: variables of the job's ranks, which override those of this login.
     """
     with ThreadPoolExecutor() as pool:
         addresses = pool.map(resolve, names)
@@ -123,7 +133,7 @@ def _collect(*, variables: Mapping[str, str], names: list[str], secret: str, hos
 def _connect(*, secret: str, targets: list[tuple[str, int, str, bool]]) -> list[tuple[str, float]]:
     """Try connections to (address, port, host, measured); returns the problem of each, "" for none, and Mbit/s.
 
-    The bandwidth is measured once an address, one after another, where `measured` says so; else it is 0.0.
+    The bandwidth is measured once an address, one after another, where `measured` is true; else it is 0.0.
     """
     with ThreadPoolExecutor(32) as pool:
         problems = list(pool.map(lambda target: try_connection(target[0], target[1], secret, target[2]), targets))
@@ -160,16 +170,16 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> int:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints must not stand between the answers
+    os.dup2(2, 1)  # keeps output of libraries out of the answers
     signal.alarm(_LONGEST_S)
     print(json.dumps({"hello": __version__}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
         try:
             reply = {"answer": _REQUESTS[request.pop("do")](**request)}
-        except Exception as error:  # doctor reports it; an agent that ends would say less
+        except Exception as error:  # doctor reports it; the end of the agent would show less
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=answers)
     os._exit(0)  # threads may still wait for connections

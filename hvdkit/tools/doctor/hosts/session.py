@@ -1,8 +1,8 @@
-"""Start an agent on a host: command lines, the session with it, and the findings for its failures.
+"""Starts an agent on a host: command lines, the session with it, and the findings for its failures.
 
 The session is JSON lines over the standard streams of ssh or srun. ssh encrypts them and needs no other open port:
-doctor has to work where connections between the hosts do not. The frames of rank agents would prove nothing here, as
-their secret would come by the same streams.
+doctor has to work even if connections between the hosts do not. The authenticated frames of rank agents would prove
+nothing here, because their secret would come by the same streams.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hvdkit.tools.doctor.collect.probes import read_object
 from hvdkit.tools.doctor.findings import Finding
 from hvdkit.tools.doctor.survey import Failure
 
-#: What a login prints to show that it works.
+#: Output of a login that works.
 LOGIN = "hvdkit-doctor-login"
 _CONNECT_S = 5
 
@@ -41,19 +41,19 @@ def ssh_argv(login: str, command: Sequence[str], options: Sequence[str] = ()) ->
 
 
 def srun_argv(host: str, command: Sequence[str]) -> list[str]:
-    """Build the command line that runs a command in this Slurm allocation, beside what runs there."""
+    """Build the command line that runs a command in this Slurm allocation, beside its running steps."""
     options = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--input=all")
     return ["srun", *options, f"--nodelist={host}", *command]
 
 
 def agent_command(environ: Mapping[str, str], python: str = "") -> list[str]:
-    """Build the command line of the agent, for this Python on another host; it reads other variables from its input."""
+    """Build the command line of the agent, for this Python on another host; its variables come by its input."""
     first = [f"{name}={environ[name]}" for name in PYTHON_VARIABLES if environ.get(name)]
     return ["env", *first, python or sys.executable, "-m", "hvdkit.tools.doctor.hosts.agent"]
 
 
 def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = "") -> dict[str, str]:
-    """Make this very hvdkit importable for what is started, where it is run from a checkout and not installed."""
+    """Make this hvdkit importable in started processes, if it runs from a checkout and is not installed."""
     folder = folder or str(Path(hvdkit.__file__).parents[1])
     path = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if folder in path or Path(folder).is_relative_to(prefix or sys.prefix):
@@ -62,7 +62,13 @@ def with_own_folder(environ: Mapping[str, str], folder: str = "", prefix: str = 
 
 
 def explain(host: str, failure: Failure, via: str, options: Sequence[str] = ()) -> Finding:
-    """Explain why there is no agent on a host, from the output of ssh, srun or Python. options: for ssh."""
+    """Explain why a host has no agent, from the output of ssh, srun or Python.
+
+    host: its name.
+    failure: the failure of its agent.
+    via: "ssh" or "srun".
+    options: of ssh.
+    """
     for pattern, name, seen, cure in (*OF_PYTHON, *OF_SSH) if via == "ssh" else OF_PYTHON:
         if re.search(pattern, failure.said, re.IGNORECASE):
             words = {"host": host, "python": sys.executable}
@@ -75,7 +81,7 @@ def explain(host: str, failure: Failure, via: str, options: Sequence[str] = ()) 
     return Finding.error(f"{via}-fails", seen, f"Try: {shlex.join(by_hand)}", (host,))
 
 
-#: What is found in the messages of a shell or of Python, the finding's name, what is seen, the cure.
+#: A pattern for messages of a shell or of Python, the finding's name, its text, the cure.
 OF_PYTHON = (
     (
         r"(python\S*|env):.*(no such file|permission denied|cannot execute)|command not found",
@@ -103,7 +109,7 @@ OF_PYTHON = (
         "Load the module in ~/.bashrc of that host, above any line that returns for non-interactive shells.",
     ),
 )
-#: The same for the messages of ssh. Looked for last: "permission denied" may be about Python too.
+#: The same for messages of ssh. Matched last: "permission denied" may also be about Python.
 OF_SSH = (
     (
         r"could not resolve hostname|name or service not known|unknown host",
@@ -144,7 +150,7 @@ _END_S, _POLL_S = 2.0, 0.01
 
 
 class AgentLost(Exception):
-    """The agent did not start, or has ended. failure: why."""
+    """Raised if the agent did not start, or has ended. failure: the reason."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.said)
@@ -155,7 +161,7 @@ class AgentLost(Exception):
 class AgentSession:
     """An agent, and the process that starts it; close() ends both.
 
-    noise: a file with its stderr, and what a shell's start-up files print.
+    noise: a file for its stderr, and for the output of a shell's start-up files.
     """
 
     process: subprocess.Popen[bytes]
@@ -166,7 +172,7 @@ class AgentSession:
 
     @classmethod
     async def open(cls, argv: Sequence[str], environ: Mapping[str, str]) -> AgentSession:
-        """Start an agent; raises AgentLost if that cannot be done."""
+        """Start an agent; raises AgentLost if that fails."""
         noise, pipe = tempfile.TemporaryFile(buffering=0), subprocess.PIPE  # noqa: SIM115  (close() closes it)
         try:
             process = subprocess.Popen(
@@ -178,19 +184,19 @@ class AgentSession:
         try:
             stdout, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), process.stdout)
             stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
-        except BaseException:  # Ctrl-C: nobody else knows of it yet
+        except BaseException:  # Ctrl-C: only this function knows the process so far
             kill_group(process.pid)
             process.wait()
             raise
         return cls(process, noise, lines, stdin, stdout)
 
     async def await_hello(self, timeout_s: float) -> None:
-        """Wait until the agent can be asked; raises AgentLost."""
+        """Wait until the agent accepts requests; raises AgentLost."""
         while "hello" not in await self._read(timeout_s):
             pass
 
     async def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
-        """Send a request and wait for the answer; raises AgentLost, also for a host that does not read."""
+        """Send a request and wait for the answer; raises AgentLost, also if the host does not read."""
         self.stdin.write((json.dumps({"do": request, **arguments}) + "\n").encode())
         reply = await self._read(timeout_s)
         if "error" in reply:
@@ -198,7 +204,7 @@ class AgentSession:
         return reply.get("answer")
 
     async def close(self) -> None:
-        """End the agent, which ends when its input does, and its process group."""
+        """End the agent, by closing its input, and its process group."""
         if not self.stdin.is_closing():
             self.stdin.abort()
         await self._end(_END_S)
@@ -224,12 +230,12 @@ class AgentSession:
         return AgentLost(Failure(status, "".join(lines[-_LAST_LINES:])))
 
     async def _end(self, wait_s: float) -> None:
-        """Kill the process group when its leader has ended, at the latest after this time."""
+        """Kill the process group when its leader has ended, at the latest after `wait_s`."""
         try:
             with contextlib.suppress(asyncio.TimeoutError):
                 async with time_limit(wait_s):
                     while self.process.poll() is None:
                         await asyncio.sleep(_POLL_S)
-        finally:  # also when Ctrl-C is typed once more
+        finally:  # also after a second Ctrl-C
             kill_group(self.process.pid)
             self.process.wait()

@@ -1,4 +1,4 @@
-"""Ask the agents of all hosts about them and the connections between them; then time a small real job on all hosts."""
+"""Queries the agents of all hosts, and the connections between them; then times a small job on all hosts."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from hvdkit.tools.doctor.survey import (
     find_common_subnets,
 )
 
-COUNT = 1 << 22  # of float32: 16 MiB
+COUNT = 1 << 22  # elements of float32: 16 MiB
 _TIMEOUT_S = 15.0
 _CHOICE = "OMPI_MCA_btl_tcp_if_include"
-#: More than one TCP stream of Python or MPI is good for; faster networks are not judged by this.
+#: A rate above that of one TCP stream of Python or MPI; faster networks count as this fast.
 _FASTEST_MBIT = 8000.0
 
 
 def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> Allreduce:
-    """Start one rank a slot, two a host at most, and let them sum; needs ssh and MPI to work.
+    """Run an allreduce with a rank for each slot, at most two a host; needs ssh and MPI to work.
 
-    If it fails or is slow, and the hosts share a network, it is tried again over that network alone.
+    If it fails or is slow, and the hosts share a network, it is run again over that network alone.
     """
     job = _run(hosts, environ, survey)
     networks = find_common_subnets(survey)
@@ -55,8 +55,8 @@ def time_allreduce(hosts: Sequence[Host], environ: Mapping[str, str], survey: Su
 
 def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> Allreduce:
     places = ",".join(f"{_bracket(host.login)}:{min(2, host.slots or 1)}" for host in hosts)
-    # hvdkit's own binding may give a rank one core, its share, which the finding rank-one-core could not tell from what
-    # the launcher does by itself. The network, which this job is to try, does not depend on it.
+    # hvdkit's own binding may give a rank one core, its share. The finding rank-one-core could not distinguish that
+    # from the launcher's own binding. The network, which this job tests, does not depend on it.
     hvdrun = [sys.executable, "-m", "hvdkit.launch", "--bind=none", *survey.ssh_options, "-H", places]
     result = run_program([*hvdrun, *probe_argv("time_allreduce", str(COUNT))], environ=environ, timeout_s=_TIMEOUT_S)
     objects = [found for line in result.stdout.splitlines() if (found := read_object(line))]
@@ -74,7 +74,12 @@ def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> A
 
 
 def expect_seconds(size: int, hosts: int, mbit: float) -> float:
-    """What a ring takes to sum `size` bytes between hosts whose slowest way gives `mbit`; 0.0 if that is unknown."""
+    """Compute the expected seconds of a ring allreduce over the slowest link; 0.0 if its rate is unknown.
+
+    size: bytes to sum.
+    hosts: number of hosts.
+    mbit: rate of the slowest link in Mbit/s.
+    """
     if hosts < 2 or mbit <= 0:
         return 0.0
     return 2 * (hosts - 1) / hosts * size * 8e-6 / min(mbit, _FASTEST_MBIT)
@@ -93,13 +98,13 @@ def _bracket(login: str) -> str:
 
 
 _HELLO_S, _COLLECT_S, _CONNECT_S, _ASK_S = 15.0, 50.0, 30.0, 15.0
-# With more hosts than these each tries some of the others only; sshd drops logins that come ten at a time.
+# With more hosts than these, each tries only some of the others; sshd drops logins that come ten at a time.
 _MOST_CONNECTED, _MOST_LOGINS = 32, 8
 Answer = TypeVar("Answer")
 
 
 def list_peers(source: str, names: Sequence[str], most: int) -> list[str]:
-    """List the hosts that a host tries: all others, or of more than `most` hosts the next ones in a ring."""
+    """List the hosts that a host tries: all others, or with more than `most` hosts the next ones in a ring."""
     if source not in names:
         return []
     start = names.index(source) + 1
@@ -107,7 +112,14 @@ def list_peers(source: str, names: Sequence[str], most: int) -> list[str]:
 
 
 class Surveyor:
-    """Holds the agents during the survey. progress: called with what is being done, for a terminal."""
+    """Holds the agents during the survey.
+
+    hosts: the hosts.
+    environ: the variables of this process.
+    via: "ssh" or "srun".
+    ssh_options: options of ssh.
+    progress: called with the name of each step, to show it on a terminal.
+    """
 
     def __init__(
         self,
@@ -123,14 +135,14 @@ class Surveyor:
         self._local = {host.login for host in hosts if is_local(host)}
         self._secret = secrets.token_hex(32)
         self._agents: dict[str, AgentSession] = {}
-        self._ports: dict[str, int] = {}  # at which the agents answer one another
+        self._ports: dict[str, int] = {}  # ports on which the agents answer each other
         self._reports = {login: HostReport(login, host.slots or 0) for login, host in self._hosts.items()}
 
     async def run(self) -> Survey:
         """Carry out the survey."""
         try:
             return await self._survey()
-        finally:  # all at a time: the others may be waiting for these agents
+        finally:  # together: other agents may be waiting for these
             await asyncio.gather(*(agent.close() for agent in self._agents.values()))
 
     async def _survey(self) -> Survey:
@@ -157,7 +169,7 @@ class Surveyor:
         )
 
     async def _ask_each(self, request: Callable[[str], Awaitable[list[Answer]]], logins: Iterable[str]) -> list[Answer]:
-        """Ask several agents at the same time; one that fails has a failure from then on."""
+        """Query several agents at the same time; an agent that fails is lost from then on."""
 
         async def ask(login: str) -> list[Answer]:
             try:
@@ -169,7 +181,7 @@ class Surveyor:
         return [answer for answers in await asyncio.gather(*map(ask, logins)) for answer in answers]
 
     async def _collect(self, login: str) -> list[Lookup]:
-        """Start the agent of a host, and have it collect facts."""
+        """Start the agent of a host, and make it collect facts."""
         argv = command = agent_command(self._environ)
         if login not in self._local:
             argv = ssh_argv(login, command, self._ssh_options) if self._via == "ssh" else srun_argv(login, command)
@@ -196,7 +208,7 @@ class Surveyor:
     ) -> list[ConnectionAttempt]:
         """List the addresses that a host tries: those of the others' names, and all their interfaces.
 
-        addresses: by the host that has looked up a name, and the name.
+        addresses: by the host that has resolved a name, and the name.
         """
         plan, answering = [], self._list_answering()
         for target in list_peers(source, list(answering), _MOST_CONNECTED):
@@ -207,7 +219,7 @@ class Surveyor:
         return plan
 
     async def _connect(self, source: str, plan: Sequence[ConnectionAttempt]) -> list[ConnectionAttempt]:
-        """Try what is planned, and measure the bandwidth from the next host in a ring, which is the first planned."""
+        """Try the planned connections; measure the bandwidth from the next host in a ring, the first of the plan."""
         targets = [
             (each.address, self._ports[each.target], each.target, each.target == plan[0].target) for each in plan
         ]
@@ -215,7 +227,7 @@ class Surveyor:
         return [replace(each, problem=problem, mbit=mbit) for each, (problem, mbit) in zip(plan, answers, strict=True)]
 
     async def _log_in(self, source: str) -> list[Login]:
-        """Try ssh from a host to the others; from this one it has been tried."""
+        """Try ssh from a host to the others; from this host the agents' start has tried it."""
         if source in self._local and self._via == "ssh":
             return []
         targets = list_peers(source, list(self._hosts), _MOST_LOGINS)
@@ -227,7 +239,7 @@ class Surveyor:
 
 
 async def _compare_clocks(agent: AgentSession) -> tuple[float, float]:
-    """Measure how far the agent's clock is ahead, and the error; of some answers the quickest is the most exact."""
+    """Measure how far the agent's clock is ahead, and the error; uses the quickest answer, which is the most exact."""
     best = (0.0, float("inf"))
     for _ in range(3):
         before = time.time()

@@ -1,4 +1,4 @@
-"""Decide how Horovod is built here: patches, the library for GPUs, variables. Nothing here reads the machine."""
+"""Decides how to build Horovod here: patches, the library for GPUs, variables. This file does not read the machine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hvdkit.tools.cuda_toolkit import GpuTools, find_lacks
 from hvdkit.tools.installed import Frameworks, parse_numbers
 from hvdkit_horovod.builder.site import INSTALL_COMPILER, INSTALL_MPI, Missing, Site
 
-#: The last release of Horovod, for which the patches are.
+#: The last release of Horovod, to which the patches apply.
 HOROVOD = "0.28.1"
 _XLA = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
-_COMPILER_BYTES = 2_500_000_000  # the largest of its files took so much
+_COMPILER_BYTES = 2_500_000_000  # memory for the largest of its files
 _CMAKE_LEAST, _SETUPTOOLS_BELOW = (3, 13), (81,)
 _RUN_TIME = ("cloudpickle", "packaging", "psutil", "pyyaml")
-# Variables that change what is built, and which the plan decides.
+# Variables that change the result of the build; the plan sets them.
 _DECIDED = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_NCCL_", "HOROVOD_CUDA_HOME", "HOROVOD_SKIP_COMPILE", "CCL_ROOT")
-# Those that may be set by hand, and go into the name of the wheel.
+# Variables that the user may set; their values are in the wheel's key.
 _PASSED = (
     *("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_CPU_OPERATIONS", "HOROVOD_DEBUG"),
     *("CXXFLAGS", "CUDAFLAGS"),
@@ -33,7 +33,7 @@ _PASSED = (
 
 @dataclass(frozen=True)
 class Patch:
-    """One line of one file to be replaced, without the blanks around it; `new` is empty to remove the line."""
+    """A line of a file to be replaced, without the blanks around it; `new` is empty to remove the line."""
 
     file: str
     old: str
@@ -41,14 +41,18 @@ class Patch:
     why: str
 
     def __str__(self) -> str:
-        """Part of the wheel's key: another text makes every wheel in the cache useless."""
+        """Return the text in the wheel's key: another text invalidates every wheel in the cache."""
         change = f"{self.old} -> {self.new}" if self.new else f"leave out {self.old}"
         return f"{self.file}: {change} ({self.why})"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What Horovod uses on GPUs: operations NCCL, MPI or "" for none, and why. missing: of what was asked for."""
+    """The library that Horovod uses on GPUs.
+
+    operations: NCCL, MPI or "" for none. why: the reason. missing: requirements of the requested library that are not
+        met.
+    """
 
     operations: str
     why: str
@@ -57,10 +61,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Plan:
-    """How Horovod is built.
+    """The plan of a build.
 
-    source: the archive, "" to download it; source_digest: of its content. jobs: compilers at a time.
-    variables: to be set for the build. removed: to be removed from its environment, as they would change the result.
+    site: the machine.
+    source: the archive, "" to download it.
+    source_digest: digest of its content.
+    standard: the C++ standard.
+    patches: changes of the source.
+    gpu: the library for GPUs.
+    jobs: number of concurrent compilers.
+    variables: variables to set for the build.
+    removed: variables to remove from its environment, because they would change the result.
     """
 
     site: Site
@@ -75,12 +86,12 @@ class Plan:
 
     @property
     def bindings(self) -> dict[str, Any]:
-        """Everything that a wheel depends on: versions, the patches, the variables of the build, and places.
+        """Everything that a wheel depends on: versions, the patches, the variables of the build, and paths.
 
-        Places inside this environment are written relative to it: the wheel finds them in another one too.
+        Paths inside this environment are written relative to it, so that another environment finds the wheel too.
         """
         site, mpi = self.site, self.site.mpi
-        passing = ("PATH", "LIBRARY_PATH", "MAKEFLAGS", "HOROVOD_CMAKE")  # how it is built, not what
+        passing = ("PATH", "LIBRARY_PATH", "MAKEFLAGS", "HOROVOD_CMAKE")  # they affect how it is built, not the result
         bindings = {
             "horovod": HOROVOD,
             "source": self.source_digest,
@@ -105,7 +116,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A name for the wheel's folder: the versions, to be read, and a digest of all that the wheel depends on."""
+        """The name of the wheel's folder: readable versions, and a digest of everything that the wheel depends on."""
         site = self.site
         parts = [HOROVOD, *(name + getattr(site.frameworks, name) for name in site.frameworks.names)]
         parts += [site.python.split("-x86")[0], *([f"mpi{site.mpi.version}"] if site.mpi else [])]
@@ -116,9 +127,13 @@ class Plan:
 def build_plan(
     site: Site, *, gpu_operations: str = "auto", jobs: int = 0, source: str = "", source_digest: str = ""
 ) -> Plan:
-    """Decide patches, GPU operations and the variables of the build from what was found and asked for.
+    """Decide patches, GPU operations and the variables of the build from the facts and the options.
 
-    gpu_operations: auto, none, nccl or mpi. jobs: 0 for as many as cores and memory allow.
+    site: the machine.
+    gpu_operations: auto, none, nccl or mpi.
+    jobs: number of concurrent compilers; 0 for as many as cores and memory allow.
+    source: the archive, "" to download it.
+    source_digest: digest of its content.
     """
     gpu = choose_gpu(gpu_operations, site.frameworks, site.gpu_tools)
     jobs = jobs or max(1, min(site.cores, site.memory_bytes // _COMPILER_BYTES or 1))
@@ -129,7 +144,7 @@ def build_plan(
 
 
 def build_environment(plan: Plan) -> dict[str, str]:
-    """Build the environment that the build runs in."""
+    """Build the environment of the build."""
     kept = {name: value for name, value in plan.site.environ.items() if name not in plan.removed}
     return {**kept, **plan.variables}
 
@@ -137,33 +152,33 @@ def build_environment(plan: Plan) -> dict[str, str]:
 def _variables(site: Site, gpu: Gpu, jobs: int) -> Iterator[tuple[str, str]]:
     yield "HOROVOD_WITH_MPI", "1"
     yield "HOROVOD_WITH_GLOO", "1"
-    # Asked for by name: otherwise a framework whose check fails is left out of the wheel without a word.
+    # Required by name: otherwise Horovod silently leaves out a framework whose check fails.
     for framework, name in (("torch", "PYTORCH"), ("tensorflow", "TENSORFLOW")):
         yield f"HOROVOD_{'WITH' if framework in site.frameworks.names else 'WITHOUT'}_{name}", "1"
     yield "HOROVOD_WITHOUT_MXNET", "1"
     if gpu.operations:
         yield "HOROVOD_GPU_OPERATIONS", gpu.operations
         yield "HOROVOD_CUDA_HOME", site.gpu_tools.cuda_home
-        yield "CUDA_HOME", site.gpu_tools.cuda_home  # where torch, which Horovod asks, looks for it
+        yield "CUDA_HOME", site.gpu_tools.cuda_home  # searched by torch, which Horovod queries
         if site.gpu_tools.cuda_runtime:
             libraries = [str(Path(site.gpu_tools.cuda_runtime).parent), site.environ.get("LIBRARY_PATH", "")]
             yield "LIBRARY_PATH", os.pathsep.join(filter(None, libraries))  # nvcc links with lib64
     if gpu.operations == "NCCL" and site.gpu_tools.nccl is not None:
         yield "HOROVOD_NCCL_INCLUDE", site.gpu_tools.nccl.include
         yield "HOROVOD_NCCL_LIB", str(Path(site.gpu_tools.nccl.library).parent)
-        yield "HOROVOD_NCCL_LINK", "SHARED"  # the one that the framework has loaded, not a second one inside Horovod
+        yield "HOROVOD_NCCL_LINK", "SHARED"  # the framework's own NCCL, not a second one inside Horovod
     if site.compiler:
         yield "CXX", site.compiler
     if site.cmake:
         yield "HOROVOD_CMAKE", site.cmake
     if parse_numbers(site.cmake_version) >= (4,):
-        yield "CMAKE_POLICY_VERSION_MINIMUM", "3.5"  # third_party/gloo asks for 2.8.12, which CMake 4 refuses
-    yield "CMAKE_GENERATOR", "Unix Makefiles"  # setup.py gives the build tool options of make
-    yield "MAKEFLAGS", f"-j{jobs}"  # setup.py takes 8 without asking
+        yield "CMAKE_POLICY_VERSION_MINIMUM", "3.5"  # third_party/gloo requires 2.8.12, which CMake 4 refuses
+    yield "CMAKE_GENERATOR", "Unix Makefiles"  # setup.py passes options of make to the build tool
+    yield "MAKEFLAGS", f"-j{jobs}"  # setup.py uses 8 by default
     # -s: without the debugging symbols a library is a tenth of its size.
     yield "LDFLAGS", " ".join(filter(None, [site.environ.get("LDFLAGS", ""), "-Wl,-s", *_run_paths(site)]))
     folders = [os.path.join(site.prefix, "bin"), site.environ.get("PATH", os.defpath)]
-    if gpu.operations:  # Horovod asks the first nvcc there for the GPUs that it compiles for
+    if gpu.operations:  # Horovod queries the first nvcc on PATH for its GPU targets
         folders.insert(0, os.path.join(site.gpu_tools.cuda_home, "bin"))
     if site.mpi is not None:
         programs = Path(site.mpi.path).parent
@@ -173,14 +188,14 @@ def _variables(site: Site, gpu: Gpu, jobs: int) -> Iterator[tuple[str, str]]:
 
 
 def _run_paths(site: Site) -> Iterator[str]:
-    """Linker options by which an MPI inside this environment is found from where Horovod's libraries will be.
+    """Yield linker options for an MPI inside this environment, relative to the folder of Horovod's libraries.
 
-    CMake gives its path as well, but an absolute one, which holds in no other environment. The frameworks' libraries
-    are in memory before Horovod's are loaded.
+    CMake sets its path as well, but an absolute one, which is wrong in every other environment. The frameworks'
+    libraries are in memory before Horovod's are loaded.
     """
     if site.mpi is None or not Path(site.packages_folder).is_relative_to(site.prefix):
         return
-    home = os.path.join(site.packages_folder, "horovod", "torch")  # that of TensorFlow is as deep
+    home = os.path.join(site.packages_folder, "horovod", "torch")  # TensorFlow's folder has the same depth
     options = [word for word in shlex.split(site.mpi.command) if word.startswith("-L/")]
     for folder in dict.fromkeys(option.removeprefix("-L") for option in options):
         if Path(folder).is_relative_to(site.prefix):
@@ -210,7 +225,7 @@ def list_patches(frameworks: Frameworks) -> Iterator[Patch]:
 
 
 def check_site(plan: Plan) -> Iterator[Missing]:
-    """Check what was read of this machine; reads nothing more."""
+    """Check the facts about this machine; reads nothing more."""
     site, packages = plan.site, plan.site.packages
     if not site.frameworks.names:
         yield Missing("a framework", "neither torch nor TensorFlow is installed", "pip install 'hvdkit[torch]'")
@@ -245,7 +260,10 @@ def _not_found(environ: Mapping[str, str], variable: str, names: str) -> str:
 
 
 def choose_gpu(asked: str, frameworks: Frameworks, tools: GpuTools) -> Gpu:
-    """Choose the library for GPUs; asked: auto, none, nccl or mpi. auto takes NCCL if nothing is missing, else none."""
+    """Choose the library for GPUs.
+
+    asked: auto, none, nccl or mpi. auto chooses NCCL if nothing is missing, else none.
+    """
     option = f"--gpu-operations {asked}"
     if asked == "none":
         return Gpu("", option)

@@ -1,4 +1,4 @@
-"""Read this machine and this Python environment: tools, MPI, packages, processor, memory; try its compilers."""
+"""Reads this machine and this Python environment: tools, MPI, packages, processor, memory; tries its compilers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from hvdkit.tools.installed import PACKAGES_OF, Frameworks, find_package, find_v
 PACKAGES = ("pip", "setuptools", "wheel", "cloudpickle", "packaging", "psutil", "pyyaml")
 _COMPILERS = ("c++", "g++", "clang++")
 _MPI_COMPILERS = ("mpicxx", "mpic++", "mpiCC", "mpiicpx", "mpiicpc")
-# Horovod is compiled for those of them that the building machine has, so a wheel needs a processor with the same.
+# Horovod is compiled for those of these features that the building machine has; a wheel needs a processor with the
+# same.
 _FEATURES = ("avx", "f16c", "fma")
 _TIMEOUT_S, _COMPILER_TIMEOUT_S = 20.0, 60.0
 _DISK_BYTES = 1_000_000_000
@@ -51,7 +52,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class MpiCompiler:
-    """MPI's C++ compiler. command: what it runs in its turn, with all -I, -L and -rpath."""
+    """MPI's C++ compiler.
+
+    name, version: of the MPI.
+    path: path of the compiler.
+    command: the command that it runs, with all -I, -L and -rpath.
+    """
 
     name: str
     version: str
@@ -61,11 +67,25 @@ class MpiCompiler:
 
 @dataclass(frozen=True)
 class Site:
-    """What is installed, not judged; "" and 0 for what was not found.
+    """Facts about the machine, without a verdict; "" and 0 for what was not found.
 
-    python: the tag of its extension modules. prefix: of this environment. packages_folder: its site-packages.
-    machine: architecture, and features that count. mpirun: the one that hvdrun uses; mpi_error: why there is none.
-    memory_bytes: available now.
+    frameworks: versions of the installed frameworks.
+    python: the tag of its extension modules.
+    prefix: folder of this environment.
+    packages_folder: its site-packages.
+    machine: architecture, and the CPU features for which Horovod is compiled.
+    libc: name and version of the C library.
+    compiler: the C++ compiler.
+    cmake, cmake_version: path and version of CMake.
+    make: path of make.
+    mpirun: the mpirun that hvdrun uses.
+    mpi_error: the reason if it has none.
+    mpi: MPI's compiler.
+    gpu_tools: CUDA toolkit and NCCL.
+    packages: versions of PACKAGES.
+    cores: number of cores.
+    memory_bytes: available memory.
+    environ: variables of this process.
     """
 
     frameworks: Frameworks = field(default_factory=Frameworks)
@@ -89,7 +109,7 @@ class Site:
 
 
 def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
-    """Read what is here; nothing is written, and no framework is imported."""
+    """Read the facts; nothing is written, and no framework is imported."""
     path = environ.get("PATH", os.defpath)
     own_path = os.pathsep.join((os.path.join(sys.prefix, "bin"), path))
     cmake = _find_program(environ.get("HOROVOD_CMAKE", "cmake"), own_path)
@@ -124,7 +144,7 @@ def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
 
 
 def _read_mpi_compiler(mpi: Mpi, environ: Mapping[str, str]) -> MpiCompiler | None:
-    """Find the compiler beside mpirun and ask what it would run; `command` is "" if it does not answer."""
+    """Find the compiler beside mpirun and query its command; `command` is "" if it does not print that."""
     programs = (Path(mpi.mpirun).parent / name for name in _MPI_COMPILERS)
     path = next((str(program) for program in programs if os.access(program, os.X_OK)), "")
     if not path:
@@ -138,11 +158,11 @@ def _find_program(name: str, path: str) -> str:
 
 
 def _find_compiler(environ: Mapping[str, str], path: str) -> str:
-    """CXX if it is set, which may have options, else what CMake would take."""
+    """Return CXX if it is set, which may have options, else the compiler that CMake would choose."""
     chosen = environ.get("CXX", "")
     if not chosen:
         return next(filter(None, (_find_program(name, path) for name in _COMPILERS)), "")
-    with contextlib.suppress(ValueError, IndexError):  # a quotation mark without its partner; blanks only
+    with contextlib.suppress(ValueError, IndexError):  # an unpaired quotation mark; blanks only
         return chosen if shutil.which(shlex.split(chosen)[0], path=path) else ""
     return ""
 
@@ -154,7 +174,7 @@ def _read_cmake_version(cmake: str, environ: Mapping[str, str]) -> str:
 
 
 def _read_value(path: str, name: str) -> list[str]:
-    """The words of the first line `name: words` of a file; [] if there is none."""
+    """Return the words of the first line `name: words` of a file; [] if it has none."""
     with contextlib.suppress(OSError):
         if found := re.search(rf"^{name}\s*:(.*)$", Path(path).read_text(errors="replace"), re.MULTILINE):
             return found[1].split()
@@ -170,7 +190,7 @@ def try_compiler(compiler: str, standard: int, environ: Mapping[str, str]) -> It
 
 
 def try_mpi(mpicxx: str, environ: Mapping[str, str]) -> Iterator[Missing]:
-    """Compile and link a program that calls MPI: that needs mpi.h, libmpi and the compiler behind mpicxx."""
+    """Compile and link a program that calls MPI: this needs mpi.h, libmpi and the compiler behind mpicxx."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "try.cc")
         source.write_text("#include <mpi.h>\nint main() { return MPI_Finalize(); }\n")
@@ -180,7 +200,7 @@ def try_mpi(mpicxx: str, environ: Mapping[str, str]) -> Iterator[Missing]:
 
 
 def find_missing_files(frameworks: Iterable[str]) -> Iterator[Missing]:
-    """Look for Python's and the frameworks' headers, and for disk space to build in."""
+    """Check for Python's and the frameworks' headers, and for disk space to build in."""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if not header.is_file():
         version = sysconfig.get_python_version()

@@ -1,4 +1,4 @@
-"""Horovod's source and wheels: download and patch it, compile it, keep the wheel in a cache, install and check it."""
+"""Horovod's source and wheels: downloads, patches and compiles it, caches the wheel, installs and checks it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EVERY_PERCENT = 20
 _PERCENT = re.compile(r"\[\s*(\d{1,3})%\] ")
 _MOST_LINES = 8
 _KILLED = re.compile(r"fatal error: Killed signal|internal compiler error: Killed|virtual memory exhausted")
-# The first kind that occurs anywhere counts: errors of compiler, CMake and linker before those that they cause.
+# The first kind that occurs anywhere counts: errors of compiler, CMake and linker before the errors that they cause.
 _KINDS = (
     re.compile(
         r"^\S[^:]*:\d+(:\d+)?: (fatal )?error:"  # gcc, clang
@@ -51,12 +51,12 @@ _KINDS = (
 
 
 def find_percent(log: str) -> int:
-    """Find the last percentage that make printed; 0 if there is none."""
+    """Find the last percentage that make printed; 0 if it printed none."""
     return int((_PERCENT.findall(log) or [0])[-1])
 
 
 def describe_failure(log: str) -> str:
-    """Describe the first error of a failed build, and what to do about it."""
+    """Describe the first error of a failed build, and its cure."""
     error = find_first_error(log)
     cure = "\nThe compiler ran out of memory: try again with --jobs 1." if _KILLED.search(error) else ""
     return f"The first error:\n{error}{cure}" if error else "No line of its output is a recognised error."
@@ -65,7 +65,7 @@ def describe_failure(log: str) -> str:
 def find_first_error(log: str) -> str:
     """Find the first error, with the lines that belong to it; "" if none is recognised."""
     lines = [line.rstrip() for line in log.splitlines()]
-    # Without blanks: pip indents what the build prints.
+    # Without blanks, because pip indents the output of the build.
     at = next((at for kind in _KINDS for at, line in enumerate(lines) if kind.search(line.strip())), len(lines))
     first, *below = [line for line in lines[at : at + 1 + _MOST_LINES] if line] or [""]
     depth = len(first) - len(first.lstrip())
@@ -82,15 +82,15 @@ class Cache:
 
     @property
     def source(self) -> Path:
-        """Horovod's archive, downloaded or not."""
+        """The path of Horovod's archive, downloaded or not."""
         return self.home / "source" / f"horovod-{HOROVOD}.tar.gz"
 
     def folder(self, plan: Plan) -> Path:
-        """The folder for the wheel of this plan, and what it depends on."""
+        """Return the folder for the wheel of this plan, and for a list of everything it depends on."""
         return self.home / "wheels" / plan.key
 
     def log(self, plan: Plan) -> Path:
-        """The file for the output of the build."""
+        """Return the file for the output of the build."""
         return self.home / "logs" / f"{plan.key}.log"
 
     def find_wheel(self, plan: Plan) -> Path | None:
@@ -108,10 +108,10 @@ class Cache:
 
 
 def open_cache(chosen: str, environ: Mapping[str, str]) -> Cache:
-    """Use the chosen folder, or the usual one: $XDG_CACHE_HOME/hvdkit, ~/.cache/hvdkit without it."""
+    """Open the chosen folder, or the default: $XDG_CACHE_HOME/hvdkit, ~/.cache/hvdkit without it."""
     if chosen:
         return Cache(Path(chosen).absolute())
-    base = environ.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative one
+    base = environ.get("XDG_CACHE_HOME", "")  # its specification excludes relative paths
     return Cache((Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hvdkit" / "horovod")
 
 
@@ -125,7 +125,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def apply_patches(tree: Path, patches: Sequence[Patch]) -> None:
-    """Change the files below `tree`. Raises BuildError for a patch that does not find its line exactly once."""
+    """Change the files below `tree`. Raises BuildError for a patch whose line does not occur exactly once."""
     for patch in patches:
         path = tree / patch.file
         lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
@@ -230,9 +230,10 @@ def compile_wheel(plan: Plan, archive: Path, cache: Cache) -> Path:
 
 
 def link_libraries(plan: Plan, cache: Cache) -> dict[str, str]:
-    """Give NCCL's and CUDA's libraries the names that CMake looks for: wheels have libnccl.so.2 and the like only.
+    """Link NCCL's and CUDA's libraries under the names that CMake expects: wheels have only names such as libnccl.so.2.
 
-    In the cache, not in the build's folder: Horovod's library keeps the path. Returns variables with the folder.
+    The links are in the cache, not in the build's folder: Horovod's library keeps the path. Returns variables with the
+    folder.
     """
     tools = plan.site.gpu_tools
     nccl = tools.nccl.library if plan.gpu.operations == "NCCL" and tools.nccl is not None else ""
@@ -250,7 +251,7 @@ def link_libraries(plan: Plan, cache: Cache) -> dict[str, str]:
 
 
 def _compile(argv: list[str], environ: Mapping[str, str], log: Path) -> int:
-    """Run the build, print how far its log shows it to be, and return its exit code; all its processes end with it."""
+    """Run the build, print its progress from its log, and return its exit code; all its processes end with it."""
     printed = 0
     with log.open("w") as file, contextlib.ExitStack() as restored:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -276,7 +277,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
-    """Install a wheel over whatever Horovod is installed; BuildError with pip's output."""
+    """Install a wheel over any installed Horovod; BuildError with pip's output."""
     argv = [*_PIP, "install", "--no-deps", "--force-reinstall", "--no-index", str(wheel)]
     result = run_program(argv, environ=environ, timeout_s=_INSTALL_TIMEOUT_S, merge=True)
     if result.status != 0:
@@ -284,7 +285,7 @@ def install_wheel(wheel: Path, environ: Mapping[str, str]) -> None:
 
 
 def check_horovod(framework: str, parts: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Let 2 ranks reduce once with Horovod; BuildError with their output unless it has all parts: mpi, gloo, nccl."""
+    """Reduce once on 2 ranks with Horovod; BuildError with their output unless it has all parts: mpi, gloo, nccl."""
     argv = [sys.executable, "-m", "hvdkit.launch", "-np", "2", *probe_argv("try_horovod", framework, *parts)]
     result = run_program(argv, environ=environ, timeout_s=_CHECK_TIMEOUT_S, merge=True)
     if result.status != 0:

@@ -1,1 +1,1 @@
-"""What changes in a script, a subject a file. A rule looks at a Draft and adds findings to it."""
+"""The rules, a subject in each file. A rule reads a Draft and adds findings to it."""

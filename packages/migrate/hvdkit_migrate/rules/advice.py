@@ -1,4 +1,4 @@
-"""What is right on many ranks and could be better."""
+"""Advice on code that is correct on many ranks but could be better."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit_migrate.training import Training
 
 
 def advise(draft: Draft, training: Training) -> None:
-    """Tell of batch normalization, dropout and accumulation. Only for scripts that train."""
+    """Give advice on batch normalization, dropout and accumulation. Only for scripts that train."""
     if not training.optimizers:
         return
     script, hvd = draft.script, draft.hvd

@@ -28,7 +28,7 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def unwrap_models(draft: Draft) -> None:
-    """Take DistributedDataParallel and DataParallel away, and `.module` with them."""
+    """Remove DistributedDataParallel and DataParallel, with their `.module`."""
     script = draft.script
     wrapped: set[str] = set()
     for call in script.calls(*_WRAPPERS):
@@ -88,7 +88,7 @@ def _drop_module(draft: Draft, wrapped: set[str]) -> None:
 
 
 def use_ranks(draft: Draft) -> None:
-    """hvd.rank(), local_rank() and size() in place of the launcher's variables and torch.distributed's functions."""
+    """Use hvd.rank(), local_rank() and size() instead of the launcher's variables and torch.distributed's functions."""
     _replace_samplers(draft)
     _replace_devices(draft)
     _replace_variables(draft)
@@ -105,7 +105,7 @@ def use_ranks(draft: Draft) -> None:
 
 
 def _variable(draft: Draft, node: cst.BaseExpression) -> str:
-    """The name of the variable that is read here; "" if none is."""
+    """Return the name of the variable that is read here; "" for other code."""
     script = draft.script
     text: cst.BaseExpression | None = None
     if isinstance(node, cst.Subscript) and script.name(node.value) == "os.environ":
@@ -152,7 +152,7 @@ def _replace_variables(draft: Draft) -> None:
 
 
 def _reads_some_variable(draft: Draft, node: cst.BaseExpression) -> bool:
-    """Is a variable read whose name is not written there, in a script that names torchrun's?"""
+    """Does it read a variable whose name is not a constant there, in a script that names torchrun's variables?"""
     names = {one.raw_value for one in draft.script.all(cst.SimpleString)}
     reads = isinstance(node, cst.Subscript) and draft.script.name(node.value) == "os.environ"
     return (
@@ -163,7 +163,7 @@ def _reads_some_variable(draft: Draft, node: cst.BaseExpression) -> bool:
 
 
 def _replace_local_rank_argument(draft: Draft) -> None:
-    """`args.local_rank`, which torch.distributed.launch gave and hvdrun does not."""
+    """Replace `args.local_rank`, an option that torch.distributed.launch sets and hvdrun does not."""
     script = draft.script
     options = [
         call
@@ -258,13 +258,13 @@ _PREFIX = "torch.distributed."
 
 
 def drop_init(draft: Draft) -> None:
-    """Leave out init_process_group(): hvd.init() joins the ranks."""
+    """Remove init_process_group(): hvd.init() connects the ranks."""
     for call in draft.script.calls(_PREFIX + "init_process_group"):
         draft.change(call, "hvd.init() replaces it.", draft.delete(draft.script.statement(call)))
 
 
 def replace_collectives(draft: Draft) -> None:
-    """Replace each call of torch.distributed that hvdkit has one for, and report the others."""
+    """Replace each call of torch.distributed for which hvdkit has an equivalent, and report the others."""
     script, hvd = draft.script, draft.hvd
     for call in script.all(cst.Call):
         name = script.name(call)
@@ -288,7 +288,7 @@ def replace_collectives(draft: Draft) -> None:
 
 
 def _replace(draft: Draft, call: cst.Call, own: str) -> bool:
-    """Replace a collective; False if it cannot be done for certain."""
+    """Replace a collective; returns False if that may be wrong."""
     script, hvd = draft.script, draft.hvd
     parts = [script.code(arg.value) for arg in call.args]
     by_hand = any(arg.star for arg in call.args) or (argument(call, "async_op") is not None)

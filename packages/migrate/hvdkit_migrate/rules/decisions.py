@@ -1,4 +1,4 @@
-"""Decisions that all ranks must take alike: when to stop, when to lower the learning rate, when a file is there."""
+"""Decisions that must be equal on all ranks: when to stop, when to lower the learning rate, whether a file exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READS = ("torch.load", "keras.models.load_model", "keras.saving.load_model", "l
 
 
 def agree(draft: Draft, training: Training) -> None:
-    """Make decisions rank 0's, or an average's, where a rank's own numbers stand behind them."""
+    """Use rank 0's decision, or an average, if a decision depends on a rank's own numbers."""
     _average_plateaus(draft)
     _stop_together(draft, training)
     wait_for_files(draft)
@@ -69,7 +69,7 @@ def _stop_together(draft: Draft, training: Training) -> None:
 
 
 def _decide(draft: Draft, condition: cst.If, skips: bool) -> bool:
-    """Give all ranks one decision: rank 0's, or that of any rank where a bad value is skipped."""
+    """Give all ranks one decision: rank 0's, or if a bad value is skipped, that of any rank."""
     hvd, text = draft.hvd, draft.script.code(condition.test)
     if not skips and "nan" not in text.lower() and "finite" not in text.lower():
         edits = draft.around(condition.test, f"{hvd}.broadcast_object(bool(", "), root_rank=0)")
@@ -85,7 +85,7 @@ def _decide(draft: Draft, condition: cst.If, skips: bool) -> bool:
 
 
 def _training_loop(draft: Draft, training: Training, node: cst.CSTNode) -> cst.For | cst.While | None:
-    """The loop that a break leaves, if it is one that trains."""
+    """Return the loop that a break leaves, if it trains."""
     for above in draft.script.above(node):
         if isinstance(above, cst.FunctionDef):
             return None
@@ -111,7 +111,7 @@ def _conditions(draft: Draft, node: cst.CSTNode, loop: cst.CSTNode) -> Iterator[
 
 
 def _depends_on_rank(draft: Draft, test: cst.BaseExpression, loop: cst.CSTNode) -> bool:
-    """May a condition differ between ranks? Not if it is about counters and what was set before the loop."""
+    """May a condition differ between ranks? Not if it depends only on counters and on values set before the loop."""
     script = draft.script
     counters = set()
     for above in (loop, *script.above(loop)):
@@ -144,7 +144,7 @@ def _depends_on_rank(draft: Draft, test: cst.BaseExpression, loop: cst.CSTNode) 
 
 
 def _conditional(draft: Draft, outer: cst.CSTNode) -> set[str]:
-    """Counters that are not counted in every round."""
+    """Find counters that do not count in every iteration."""
     found = set()
     for one in draft.script.inside(outer, cst.AugAssign):
         for above in draft.script.above(one):
@@ -156,7 +156,7 @@ def _conditional(draft: Draft, outer: cst.CSTNode) -> set[str]:
 
 
 def _samples(draft: Draft, outer: cst.CSTNode) -> set[str]:
-    """The names that loops give to samples: not those that count."""
+    """Find the names that loops give to samples, without the counters."""
     found: set[str] = set()
     for one in draft.script.inside(outer, cst.For):
         names = [name.value for name in draft.script.inside(one.target, cst.Name)]
@@ -166,7 +166,7 @@ def _samples(draft: Draft, outer: cst.CSTNode) -> set[str]:
 
 
 def wait_for_files(draft: Draft) -> None:
-    """A file that rank 0 writes is read later by all."""
+    """Add a barrier between rank 0's write of a file and the read of it by all ranks."""
     script, bindings = draft.script, draft.bindings
     writes = [call for call in script.all(cst.Call) if _is_one_of(draft, call, _WRITES)]
     reads = [call for call in script.all(cst.Call) if _is_one_of(draft, call, _READS)]
@@ -198,7 +198,7 @@ def wait_for_files(draft: Draft) -> None:
 
 
 def _is_alike(draft: Draft, statement: cst.CSTNode) -> bool:
-    """Does every rank come by here? Not for certain under an `if`, unless that is the script's guard."""
+    """Does every rank execute this? Not for certain under an `if`, unless that is the script's guard."""
     for above in draft.script.above(statement):
         if (
             isinstance(above, (cst.If, cst.ExceptHandler))

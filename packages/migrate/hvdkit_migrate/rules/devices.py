@@ -1,4 +1,4 @@
-"""Each rank has a GPU of its own."""
+"""Gives each rank a GPU of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU = ("'cpu'", '"cpu"')
 
 
 def choose_devices(draft: Draft) -> None:
-    """Put hvd.local_device() where the script takes the GPU; `.cuda()` and "cuda" are made to mean it."""
+    """Write hvd.local_device() where the script chooses the GPU; `.cuda()` and "cuda" then mean it too."""
     script, hvd = draft.script, draft.hvd
     for call in script.calls("torch.device"):
         if len(call.args) == 1 and _is_usual(draft, call.args[0].value):
@@ -40,7 +40,7 @@ def choose_devices(draft: Draft) -> None:
 
 
 def mentions_cuda(draft: Draft) -> bool:
-    """Does the script use a GPU in a way that needs the current device to be this rank's?"""
+    """Does the script use a GPU in a way that requires the current device to be this rank's?"""
     script = draft.script
     strings = any(
         one.value in _ANY
@@ -67,7 +67,7 @@ def _is_device(draft: Draft, call: cst.Call) -> bool:
 
 
 def _is_usual(draft: Draft, value: cst.BaseExpression) -> bool:
-    """ "cuda" where there is one, else "cpu"."""
+    """Does it choose "cuda" if that is available, else "cpu"?"""
     script = draft.script
     if isinstance(value, cst.IfExp):
         asked = isinstance(value.test, cst.Call) and script.name(value.test) == "torch.cuda.is_available"

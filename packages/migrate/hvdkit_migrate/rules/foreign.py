@@ -1,4 +1,4 @@
-"""What cannot be moved to hvdkit by changing lines, with the reason and the way round."""
+"""Reports code that cannot be moved to hvdkit by changes of lines, with the reason and the alternative."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdkit_migrate.script import last, matches
 
 _RANKS = "hvdrun starts the ranks: call the function itself, once in each process"
 
-#: Modules and functions -> what is wrong with them on many ranks, what to do.
+#: Modules and functions -> their problem on many ranks, and the cure.
 _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
     ("pytorch_lightning.Trainer", "lightning.Trainer", "lightning.pytorch.Trainer"): (
         "Lightning distributes the training itself, by the strategy of its Trainer.",
@@ -88,7 +88,7 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, str]] = {
 
 
 def report_foreign(draft: Draft) -> None:
-    """Report what does its own distribution, and TensorFlow 1."""
+    """Report libraries that distribute the training themselves, and TensorFlow 1."""
     script = draft.script
     found: set[tuple[str, ...]] = set()
     for node in [*script.all(cst.Call), *script.all(cst.Attribute), *script.all(cst.Decorator)]:
@@ -104,7 +104,7 @@ def report_foreign(draft: Draft) -> None:
 
 
 def report_by_hand(draft: Draft) -> None:
-    """Report training that no optimizer does, and gradients that hvdkit does not see."""
+    """Report training without an optimizer, and gradients that hvdkit does not see."""
     script = draft.script
     for call in script.calls("torch.autograd.grad"):
         if not any(arg.keyword is not None and arg.keyword.value == "create_graph" for arg in call.args):

@@ -1,4 +1,4 @@
-"""Horovod's module paths become hvdkit's."""
+"""Renames Horovod's modules to hvdkit's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _GONE = {
     "horovod.mxnet": "MXNet is retired; port the model to PyTorch",
     "horovod._keras": "the same names from hvdkit.keras",
 }
-#: Names of Horovod's that do what TensorFlow 1 needed.
+#: Names of Horovod's that only TensorFlow 1 needs.
 _SESSIONS = ("BroadcastGlobalVariablesHook", "broadcast_global_variables")
-#: Modules of hvdkit under Horovod's paths -> what each lists in `__all__`; empty where a module has no such list. Data,
-#: as hvdkit need not be installed where scripts are migrated.
 #: Modules of Horovod's -> the packages that have them.
 _PACKAGES = {"horovod.ray": "hvdkit_ray", "horovod.spark": "hvdkit_spark"}
+#: Modules of hvdkit under Horovod's paths -> the names in `__all__` of each; empty if a module has no such list. They
+#: are data, because hvdkit need not be installed where scripts are migrated.
 _MODULES: dict[str, list[str]] = json.loads(files("hvdkit_migrate").joinpath("hvdkit_names.json").read_text())
 
 
 def rename_imports(draft: Draft) -> None:
-    """Put hvdkit for horovod in imports and dotted names; report what hvdkit does not have."""
+    """Replace horovod by hvdkit in imports and dotted names; report names that hvdkit does not have."""
     script = draft.script
     for one in script.all(cst.Import):
         edits = []
@@ -52,7 +52,7 @@ def rename_imports(draft: Draft) -> None:
 
 
 def _rename(draft: Draft, node: cst.CSTNode, name: cst.CSTNode, module: str, names: list[str]) -> list[Edit]:
-    """The edits of one module's name; a report, and none, if hvdkit has no such module or name."""
+    """Return the edits for a module's name; if hvdkit lacks the module or name, report that and return none."""
     if module.partition(".")[0] != "horovod":
         return []
     asked = [module, *(f"{module}.{one}" for one in names)] if module == "horovod" and names else [module]
@@ -78,13 +78,13 @@ def _rename(draft: Draft, node: cst.CSTNode, name: cst.CSTNode, module: str, nam
 
 
 def _renamed(module: str) -> str:
-    """The beginning of a module's name that has another name in hvdkit."""
+    """Return the prefix of a module's name that is different in hvdkit."""
     package = ".".join(module.split(".")[:2])
     return package if package in _PACKAGES else "horovod"
 
 
 def _target(module: str) -> str:
-    """The name in hvdkit of a module of Horovod's."""
+    """Return the name in hvdkit of a module of Horovod's."""
     old = _renamed(module)
     return _PACKAGES.get(old, "hvdkit") + module[len(old) :]
 
@@ -102,7 +102,7 @@ def _instead(draft: Draft, name: str) -> str:
 
 
 def _rename_uses(draft: Draft) -> None:
-    """`horovod.torch.rank()` after a plain `import horovod.torch`."""
+    """Rename uses such as `horovod.torch.rank()` after a plain `import horovod.torch`."""
     script = draft.script
     for name in script.all(cst.Name):
         above = script.parent(name)

@@ -1,4 +1,4 @@
-"""Habits of Keras 2 that Keras 3 does not take."""
+"""Changes code for Keras 2 that Keras 3 does not accept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GONE_METHODS = {"predict_classes": "model.predict(x).argmax(axis=-1)", "predict
 
 
 def mend_habits(draft: Draft) -> None:
-    """Write for Keras 3 what was written for Keras 2."""
+    """Rewrite code of Keras 2 for Keras 3."""
     _mend_imports(draft)
     _mend_optimizers(draft)
     _mend_methods(draft)
@@ -130,7 +130,7 @@ def _mend_methods(draft: Draft) -> None:
 
 
 def _is_keras(draft: Draft, call: cst.Call) -> bool:
-    """Not a fit() of scikit-learn."""
+    """Is it Keras's fit(), not that of scikit-learn?"""
     if not isinstance(call.func, cst.Attribute):
         return False
     made = [draft.script.name(one) for one in draft.bindings.origins(call.func.value)]
@@ -138,7 +138,7 @@ def _is_keras(draft: Draft, call: cst.Call) -> bool:
 
 
 def _mend_rates(draft: Draft) -> None:
-    """`optimizer.lr`, read, set or with K.get_value and K.set_value."""
+    """Replace `optimizer.lr`, read, set or used in K.get_value and K.set_value."""
     script = draft.script
     for call in script.calls("keras.backend.get_value", "keras.backend.set_value"):
         if not call.args or not isinstance(call.args[0].value, cst.Attribute):
@@ -167,7 +167,7 @@ def _mend_rates(draft: Draft) -> None:
 
 
 def mend_checkpoints(draft: Draft) -> None:
-    """Files of Keras 2: ModelCheckpoint writes .keras and .weights.h5 only."""
+    """Rename files of Keras 2: ModelCheckpoint writes .keras and .weights.h5 only."""
     script = draft.script
     for call in script.all(cst.Call):
         if last(call) in ("ModelCheckpoint", "BestModelCheckpoint"):
@@ -203,7 +203,7 @@ def _rename_file(draft: Draft, call: cst.Call, path: cst.BaseExpression, ending:
 
 
 def _strings(draft: Draft, path: cst.BaseExpression) -> list[cst.SimpleString]:
-    """The constants that a path may end with."""
+    """Find the constants with which a path may end."""
     found = []
     for origin in draft.bindings.origins(path):
         if isinstance(origin, cst.Call) and last(origin) == "format" and isinstance(origin.func, cst.Attribute):
@@ -222,7 +222,7 @@ def _strings(draft: Draft, path: cst.BaseExpression) -> list[cst.SimpleString]:
 
 
 def _option_default(draft: Draft, name: str) -> list[cst.SimpleString]:
-    """The default of an argparse option, for `args.name`."""
+    """Find the default of an argparse option, for `args.name`."""
     wanted = "--" + name.replace("_", "-")
     found = []
     for call in draft.script.all(cst.Call):

@@ -1,4 +1,4 @@
-"""A Keras script for one process trains on many ranks: compile, fit, callbacks."""
+"""Changes a Keras script for one process to train on many ranks: compile, fit, callbacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdkit_migrate.findings import Edit
 from hvdkit_migrate.names import dotted_name
 from hvdkit_migrate.script import argument, last
 
-#: Keras's own learning rates, by the name that compile() takes.
+#: Keras's default learning rates, by the name that compile() accepts.
 _BY_NAME = {
     "adam": ("Adam", "0.001"),
     "adamw": ("AdamW", "0.001"),
@@ -42,7 +42,7 @@ def distribute_fit(draft: Draft) -> None:
 
 
 def _report_other_files(draft: Draft, compiles: list[cst.Call], fits: list[cst.Call]) -> None:
-    """Report what a file cannot show: where a model is compiled, or trained."""
+    """Report what another file may contain: the compile() of a model, or its training."""
     script = draft.script
     if fits and not compiles and not script.calls("keras.models.load_model", "keras.saving.load_model"):
         draft.breaks(
@@ -131,7 +131,7 @@ def _wrap(draft: Draft, call: cst.Call, wrapped: set[cst.CSTNode]) -> None:
 
 
 def _scale(draft: Draft, call: cst.Call) -> list[Edit]:
-    """The edits that scale the learning rate of an optimizer where it is made."""
+    """Return the edits that scale the learning rate of an optimizer in its constructor."""
     script, size = draft.script, f"{draft.hvd}.size()"
     own = draft.script.name(call).rpartition(".")[2]
     if "LossScaleOptimizer" in own and call.args:
@@ -159,7 +159,7 @@ def _scale(draft: Draft, call: cst.Call) -> list[Edit]:
 
 
 def _class(draft: Draft, name: str, at: cst.CSTNode) -> str:
-    """How the script can write keras.optimizers.NAME at a node."""
+    """Return the name of keras.optimizers.NAME at a node."""
     module = draft.script.names.local_name("keras.optimizers", at)
     return f"{module}.{name}" if module else f"{draft.need_import('keras', at)}.optimizers.{name}"
 
@@ -216,7 +216,7 @@ def _is_generator(draft: Draft, node: cst.BaseExpression) -> bool:
 
 
 def _seed_shuffles(draft: Draft) -> None:
-    """A tf.data.Dataset is in the same order on all ranks, before it is shared out."""
+    """Give shuffles of a tf.data.Dataset a seed: all ranks need the same order before it is sharded."""
     for call in draft.script.all(cst.Call):
         seeded = any(arg.keyword is not None and arg.keyword.value == "seed" for arg in call.args)
         if not seeded and (last(call).endswith("_dataset_from_directory") or _shuffles_dataset(draft, call)):

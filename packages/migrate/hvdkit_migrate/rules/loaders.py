@@ -1,4 +1,4 @@
-"""Each rank trains on its own part of the samples: DataLoaders get a ShardedSampler."""
+"""Gives DataLoaders a ShardedSampler, so that each rank trains on its own shard of the samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DRAW = "every rank would draw from all samples"
 
 
 def shard_loaders(draft: Draft, training: Training) -> None:
-    """Shard the loaders that are trained on; those of evaluations stay whole, on every rank."""
+    """Shard the loaders for training; loaders for evaluation stay whole, on every rank."""
     for loader in training.loaders:
         _shard(draft, training, loader)
     for loader in training.loaders:
@@ -96,7 +96,7 @@ def _shard(draft: Draft, training: Training, loader: Loader) -> None:
 
 
 def _may_train_elsewhere(draft: Draft, loader: Loader) -> cst.Call | None:
-    """A call in a loop over the loader that is not of this file, and whose name sounds like training."""
+    """Find a call in a loop over the loader that is not of this file, and whose name suggests training."""
     for loop, _ in loader.loops:
         for call in draft.script.inside(loop.body, cst.Call):
             sounds = any(word in last(call).lower() for word in ("train", "step", "fit", "optimi", "learn", "backward"))
@@ -114,7 +114,7 @@ def _has_keywords(call: cst.Call) -> bool:
 
 
 def _cannot_shard(draft: Draft, training: Training, loader: Loader) -> bool:
-    """Report what this tool leaves alone."""
+    """Report loaders that this tool cannot shard."""
     call, script, hvd = loader.call, draft.script, draft.hvd
     dataset = loader.dataset
     if dataset is None or any(arg.star == "*" for arg in call.args):
@@ -170,7 +170,7 @@ def _is_iterable(draft: Draft, origin: cst.BaseExpression) -> bool:
 
 
 def _repeatable(draft: Draft, loader: Loader, dataset: cst.BaseExpression) -> tuple[str, list[Edit]]:
-    """Text that stands for the dataset, and the edits that give it a name if it has none; "" if that cannot be."""
+    """Return an expression for the dataset, and the edits that assign it to a name if it has none; "" if impossible."""
     script = draft.script
     if dotted_name(dataset) or (isinstance(dataset, cst.Subscript) and dotted_name(dataset.value)):
         return script.code(dataset), []
@@ -225,7 +225,7 @@ def _set_epochs(draft: Draft, training: Training, loader: Loader) -> None:
 
 
 def _epoch_of(draft: Draft, loop: cst.For) -> str:
-    """The name that counts epochs around a loop over batches."""
+    """Find the name that counts epochs around a loop over batches."""
     for above in draft.script.above(loop):
         if isinstance(above, cst.FunctionDef):
             params = (*above.params.params, *above.params.kwonly_params)
@@ -240,7 +240,7 @@ def _epoch_of(draft: Draft, loop: cst.For) -> str:
 
 
 def _count_own_samples(draft: Draft, training: Training) -> None:
-    """What a rank adds up over its batches is divided by its own number of samples."""
+    """Divide a rank's sums over its batches by its own number of samples."""
     for call in draft.script.all(cst.Call):
         if last(call) != "len" or len(call.args) != 1 or not draft.script.names.is_builtin(call.func):
             continue
@@ -262,7 +262,7 @@ def _count_dataset(draft: Draft, training: Training, call: cst.Call, dataset: cs
         return
     function, at = script.function(call), script.span(call)[0]
     if at < script.span(sharded[0].call)[0] and script.function(sharded[0].call) is function:
-        return  # before there is a loader: the whole dataset is meant, for a split say
+        return  # before the loader exists: the whole dataset is meant, for example for a split
     names = [
         script.code(iterated)
         for loader in sharded
@@ -280,12 +280,12 @@ def _count_dataset(draft: Draft, training: Training, call: cst.Call, dataset: cs
 
 
 def _find_other_data(draft: Draft, training: Training) -> None:
-    """Report training whose samples do not come out of a loader that is sharded."""
+    """Report training whose samples do not come from a sharded loader."""
     script, bindings = draft.script, draft.bindings
     loops = [loop for loader in training.loaders for loop, _ in loader.loops]
     handled = [one for one in training.loaders if one.sharded or one.use == "train" or not one.loops]
     if any(not one.loops and (one.sharded or one.use == "unknown") for one in handled):
-        return  # taken batch by batch somewhere; what cannot be seen of it has been told
+        return  # batches are taken elsewhere; other rules have reported what is not visible
     for backward in training.backwards:
         todo: list[cst.CSTNode] = [backward]
         seen: set[cst.CSTNode] = set()

@@ -1,4 +1,4 @@
-"""Optimizers step on the gradients of all ranks, and all ranks start equal."""
+"""Wraps optimizers, so that they step on the gradients of all ranks, and makes all ranks start equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALED = {
 
 
 def wrap_optimizers(draft: Draft, training: Training, *, scale: bool) -> None:
-    """Wrap each optimizer where it is made. scale: multiply learning rates by the number of ranks."""
+    """Wrap each optimizer at its constructor. scale: multiply learning rates by the number of ranks."""
     done: set[tuple[cst.CSTNode, str]] = set()
     broadcast: set[tuple[cst.CSTNode | None, str]] = set()
     for optimizer in training.optimizers:
@@ -114,7 +114,7 @@ def _wrap_named(
 
 
 def _scale_line(draft: Draft, optimizer: Optimizer, statement: cst.CSTNode) -> None:
-    """Scale the learning rates of an optimizer that is there, where they cannot be where it is made."""
+    """Scale the learning rates of an existing optimizer, if its constructor cannot be changed to do so."""
     rate = argument(optimizer.call, "lr", 1 if optimizer.from_torch else None)
     if _needs_line(optimizer, rate) and not draft.is_distributed:
         line = f"{draft.hvd}.learning_rate.scale_learning_rate({optimizer.target}, {draft.hvd}.size())"
@@ -131,7 +131,7 @@ def _named(optimizer: Optimizer) -> str:
 
 
 def _wrap_in_place(draft: Draft, optimizer: Optimizer, statement: cst.CSTNode) -> None:
-    """An optimizer that is returned, or is in a list."""
+    """Wrap an optimizer that is returned, or is in a list."""
     hvd = draft.hvd
     edits = list(draft.around(optimizer.call, f"{hvd}.DistributedOptimizer(", f"{_named(optimizer)})"))
     if optimizer.models and draft.script.is_in_block(statement):
@@ -150,7 +150,7 @@ def _wrap_in_place(draft: Draft, optimizer: Optimizer, statement: cst.CSTNode) -
 
 
 def _roots(draft: Draft, optimizer: Optimizer) -> list[str]:
-    """The whole models of which the optimizer has parameters."""
+    """List the whole models whose parameters the optimizer has."""
     roots = []
     for model in optimizer.models:
         first, _, rest = model.partition(".")
@@ -165,7 +165,7 @@ def _roots(draft: Draft, optimizer: Optimizer) -> list[str]:
 
 
 def _copies(draft: Draft, model: str, anchor: cst.CSTNode) -> list[str]:
-    """Models that were given the weights of another one before those were broadcast."""
+    """List models that got the weights of another model before those were broadcast."""
     script, copies = draft.script, []
     end = script.span(anchor)[1]
     for call in script.all(cst.Call):
@@ -186,7 +186,7 @@ def _copies(draft: Draft, model: str, anchor: cst.CSTNode) -> list[str]:
 
 
 def _around_branches(draft: Draft, optimizer: Optimizer, statement: cst.CSTNode) -> cst.CSTNode:
-    """The statement after which the optimizer is there: the whole `if` where each branch makes one, or ends."""
+    """Find the statement after which the optimizer exists: the whole `if` if each branch makes one, or ends."""
     found = statement
     for above in draft.script.above(statement):
         if not isinstance(above, cst.If) or not draft.script.is_in_block(above):
@@ -220,7 +220,7 @@ def _settles(draft: Draft, branch: cst.BaseSuite | None, target: str) -> bool:
 def _last_before_training(
     draft: Draft, training: Training, statement: cst.CSTNode, optimizer: Optimizer
 ) -> cst.CSTNode:
-    """The statement, or a later one of its block that still moves or loads what it trains."""
+    """Find the last statement before training that moves or loads what the optimizer trains, or else `statement`."""
     script, found = draft.script, statement
     siblings = script.siblings(statement)
     for later in siblings[siblings.index(statement) + 1 :]:
@@ -251,7 +251,7 @@ def _scale_schedulers(draft: Draft) -> None:
 
 
 def _scale_by_hand(draft: Draft) -> None:
-    """Learning rates that the script writes into param_groups itself."""
+    """Scale learning rates that the script itself writes into param_groups."""
     script = draft.script
     for assign in script.all(cst.Assign):
         target = assign.targets[0].target

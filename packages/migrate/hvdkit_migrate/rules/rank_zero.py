@@ -1,4 +1,4 @@
-"""What one process does for all: printing, saving, progress bars, loggers."""
+"""Restricts work to rank 0 that one process does for all: printing, saving, progress bars, loggers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRITERS = (
     *("matplotlib.pyplot.savefig", "matplotlib.pyplot.show", "torchvision.utils.save_image", "mlflow."),
     *("keras.models.save_model", "torchsummary.summary", "torchinfo.summary", "pprint.pprint", "sys.stdout.write"),
 )
-#: Methods that do, with what their object's class is called.
+#: Methods that do, by the class of their object.
 _WRITING_METHODS = {
     "SummaryWriter": (
         "add_scalar",
@@ -31,7 +31,7 @@ _WRITING_METHODS = {
         "close",
     ),
 }
-#: Methods that do, of whatever they are.
+#: Methods that do, for objects of any class.
 _SAVING = ("save_pretrained", "save_weights", "summary", "savefig", "to_csv")
 #: Classes whose methods run in a loader's processes, or in every forward pass.
 _INNER = ("Dataset", "Sampler", "Module", "Function", "Callback", "Sequence", "PyDataset")
@@ -60,7 +60,7 @@ def leave_to_rank_zero(draft: Draft, *, keras: bool = False) -> None:
 
 
 def _guard_short_ifs(draft: Draft, keras: bool) -> None:
-    """`if x: print(y)` on one line gets a second condition."""
+    """Add a second condition to `if x: print(y)` on one line."""
     for one in draft.script.all(cst.If):
         body = one.body
         if (
@@ -87,7 +87,7 @@ def _blocks(draft: Draft) -> Iterator[Iterable[Any]]:
 
 
 def _is_inner(draft: Draft, block: cst.CSTNode) -> bool:
-    """Is this code that runs elsewhere than in the script's main flow?"""
+    """Is this code that runs outside of the script's main flow?"""
     for above in draft.script.above(block):
         if isinstance(above, cst.ClassDef) and any(draft.script.code(base).endswith(_INNER) for base in above.bases):
             return True
@@ -97,7 +97,7 @@ def _is_inner(draft: Draft, block: cst.CSTNode) -> bool:
 
 
 def _is_handed_over(draft: Draft, function: cst.FunctionDef) -> bool:
-    """Is a function given to something, as a collate_fn is?"""
+    """Is the function passed to another one, for example as a collate_fn?"""
     return any(
         isinstance(arg.value, cst.Name) and function in draft.script.names.definitions(arg.value)
         for arg in draft.script.all(cst.Arg)

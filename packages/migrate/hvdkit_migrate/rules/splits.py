@@ -1,4 +1,4 @@
-"""Random choices that all ranks must make alike: which samples are for training, and in which order they are shared."""
+"""Random choices that must be equal on all ranks: which samples are for training, and the order before sharding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TORCH_SEEDS = (
 )
 _NUMPY_SEEDS = ("numpy.random.seed", "keras.utils.set_random_seed", "lightning.seed_everything")
 _NUMPY_DRAWS = ("numpy.random.shuffle", "numpy.random.permutation", "numpy.random.choice")
-#: Functions in which ranks may draw what they like.
+#: Functions in which ranks may draw different numbers.
 _OF_SAMPLES = ("__getitem__", "__call__", "forward", "call", "collate", "collate_fn", "augment", "sample", "train_step")
 _PYTHON_DRAWS = ("random.shuffle", "random.sample")
 
@@ -63,6 +63,6 @@ def _is_seeded(draft: Draft, call: cst.Call, *seeds: str) -> bool:
 
 
 def _is_for_a_sample(draft: Draft, call: cst.Call) -> bool:
-    """Is it drawn for one sample or batch, where ranks may differ?"""
+    """Is it drawn for one sample or batch, which may differ between ranks?"""
     function = draft.script.function(call)
     return function is not None and function.name.value in _OF_SAMPLES

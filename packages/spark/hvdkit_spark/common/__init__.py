@@ -1,1 +1,1 @@
-"""What the estimators of all frameworks share."""
+"""Shared code of the estimators of all frameworks."""

@@ -1,4 +1,4 @@
-"""What runs the ranks of an estimator."""
+"""Backends: they run the ranks of an estimator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Backend(Protocol):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """What the function returns on each rank."""
+        """Run the function on the ranks and return the results, by rank."""
 
     def num_processes(self) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
 
 
 class SparkBackend:
-    """Runs them by hvdkit_spark.run(). num_proc, env and the other arguments: see run()."""
+    """Runs the ranks by hvdkit_spark.run(). num_proc, env and the other arguments: see run()."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc, self._env, self._options = num_proc, dict(env or {}), kwargs

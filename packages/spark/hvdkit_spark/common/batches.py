@@ -13,7 +13,7 @@ from hvdkit_spark.common.store import Store
 
 
 class Piece(NamedTuple):
-    """Rows of a row group."""
+    """A range of rows of a row group, from `start` to before `stop`."""
 
     group: int
     start: int
@@ -23,8 +23,10 @@ class Piece(NamedTuple):
 def plan_pieces(rows: Sequence[int], rank: int, size: int, *, evaluation: bool) -> list[Piece]:
     """Divide row groups among ranks; a group at a boundary is read by both of its ranks.
 
-    rows: of each group. Every rank gets the same number of rows, and the last one repeats the first rows of all if the
-    ranks do not divide them. evaluation: nothing is repeated, and ranks differ by at most one row.
+    rows: number of rows of each group.
+    rank, size: this rank and the number of ranks.
+    evaluation: if False, every rank gets the same number of rows; if size does not divide the number of rows, the last
+        rank repeats the first rows of all. If True, no row is repeated, and ranks differ by at most one row.
     """
     total = sum(rows)
     if evaluation:
@@ -40,7 +42,7 @@ def plan_pieces(rows: Sequence[int], rank: int, size: int, *, evaluation: bool) 
 
 
 def _cut(rows: Sequence[int], start: int, stop: int) -> list[Piece]:
-    """The rows from `start` to `stop` of all groups in a row."""
+    """Cut the rows from `start` to before `stop`, counted over all groups, into ranges within groups."""
     pieces, before = [], 0
     for group, count in enumerate(rows):
         first, last = max(start - before, 0), min(stop - before, count)
@@ -53,8 +55,13 @@ def _cut(rows: Sequence[int], start: int, stop: int) -> list[Piece]:
 class Batches:
     """The batches of this rank.
 
-    seed: of the order of rows, which changes with the epoch; None leaves them as they are. buffer_rows: rows that are
-    read before they are shuffled. cache: keep what was read in memory?
+    store, data: the Parquet files and their row groups.
+    batch_size: rows of a batch.
+    rank, size: this rank and the number of ranks.
+    evaluation: if True, no row is repeated to give all ranks the same number.
+    seed: seed of the order of rows, which changes with the epoch; None leaves the order as it is.
+    buffer_rows: number of rows that are read before they are shuffled.
+    cache: keep in memory what was read?
     """
 
     def __init__(
@@ -78,11 +85,14 @@ class Batches:
         self._cache: dict[Piece, Arrays] | None = {} if cache else None
 
     def __len__(self) -> int:
-        """Batches in an epoch; the last one may be smaller."""
+        """Return the number of batches in an epoch; the last batch may be smaller."""
         return -(-self.rows // self._batch_size)
 
     def epoch(self, number: int, steps: int | None = None) -> Iterator[Arrays]:
-        """The batches of an epoch, by column. steps: their number; after the last row the first ones come again."""
+        """Iterate over the batches of an epoch, by column.
+
+        steps: number of batches, None for one pass; after the last row the first rows are repeated.
+        """
         left, again = len(self) if steps is None else steps, 0
         while left > 0:
             for batch in self._once(number, again):

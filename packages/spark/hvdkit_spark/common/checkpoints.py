@@ -13,7 +13,7 @@ History = dict[str, list[float]]
 
 
 class Checkpoint(NamedTuple):
-    """A model with its optimizer after some epochs, as its framework writes it. history: a number for each of them."""
+    """A model with its optimizer after some epochs, as its framework writes it. history: a number for each epoch."""
 
     state: bytes
     history: History
@@ -21,7 +21,7 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """Those of one run."""
+    """The checkpoints of one run."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store, self._path = store, store.get_checkpoint_path(run_id)
@@ -37,7 +37,7 @@ class Checkpoints:
                 self._store.remove(f"{self._path}/{other}")
 
     def load(self) -> Checkpoint | None:
-        """The newest complete checkpoint; None if there is none."""
+        """Load the newest complete checkpoint; None if the run has none."""
         for name in reversed(self._store.list(self._path)):
             if self._store.exists(f"{self._path}/{name}/{_HISTORY}"):
                 about = json.loads(self._store.read(f"{self._path}/{name}/{_HISTORY}"))

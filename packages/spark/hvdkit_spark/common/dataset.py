@@ -1,4 +1,4 @@
-"""Parquet files as a training sees them: their row groups, and the columns that become arrays."""
+"""Data sets: the row groups of Parquet files, and the columns that become arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file. path: as Spark takes it."""
+    """A row group of a file. path: in Spark's form, a URL."""
 
     path: str
     number: int
@@ -27,19 +27,22 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class DataSet:
-    """The row groups of a folder, in the order of all ranks. widths: of the columns with arrays; 0 for scalars."""
+    """The row groups of a folder, in the same order on all ranks.
+
+    widths: length of the arrays of a column; 0 for scalars.
+    """
 
     groups: tuple[RowGroup, ...]
     widths: dict[str, int]
 
     @property
     def rows(self) -> int:
-        """Of all row groups."""
+        """Number of rows of all row groups."""
         return sum(group.rows for group in self.groups)
 
 
 def read_dataset(store: Store, path: str, columns: Sequence[str]) -> DataSet:
-    """Read the footers of the Parquet files in a folder. Raises ConfigError if these have no such rows or columns."""
+    """Read the footers of the Parquet files in a folder. Raises ConfigError if they lack rows or one of the columns."""
     parquet = importlib.import_module("pyarrow.parquet")
     groups: list[RowGroup] = []
     widths: dict[str, int] = {}
@@ -67,8 +70,12 @@ def read_dataset(store: Store, path: str, columns: Sequence[str]) -> DataSet:
 
 
 def read_group(store: Store, group: RowGroup, widths: dict[str, int], start: int, stop: int) -> Arrays:
-    """Rows of a row group as arrays: (n,) for scalars, else (n, width). float32, or int64 for integers.
+    """Read rows of a row group as arrays: (n,) for scalars, else (n, width). float32, or int64 for integers.
 
+    store: the store of the file.
+    group: the row group.
+    widths: see DataSet.
+    start, stop: the rows of the group, `stop` excluded.
     Raises ConfigError for a null, and for rows whose arrays have other lengths.
     """
     parquet = importlib.import_module("pyarrow.parquet")
@@ -108,5 +115,5 @@ def _to_array(name: str, column: Any, width: int) -> NDArray[Any]:
 
 
 def cast_array(array: NDArray[Any]) -> NDArray[Any]:
-    """As models take it: int64 for integers, float32 for all others."""
+    """Cast an array to a dtype that models accept: int64 for integers, float32 for all others."""
     return np.ascontiguousarray(array, np.int64 if array.dtype.kind in "iu" else np.float32)

@@ -1,4 +1,4 @@
-"""The estimator, whatever its framework: from a DataFrame over Parquet files and ranks to a model."""
+"""The estimator base class: it trains a model on ranks from a DataFrame, which is written to Parquet files."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ _POSITIVE = ("batch_size", "val_batch_size", "epochs", "train_steps_per_epoch", 
 
 @with_params(*ESTIMATOR)
 class HorovodEstimator(Estimator[Any], Saved):
-    """An estimator of pyspark.ml; see KerasEstimator and TorchEstimator. A subclass gives the next three methods."""
+    """An estimator of pyspark.ml; see KerasEstimator and TorchEstimator. A subclass defines the next three methods."""
 
     def _check_framework(self) -> None:
         """Raise ConfigError for parameters that its framework cannot use."""
         raise NotImplementedError
 
     def _plan_ranks(self) -> tuple[Callable[[Training, bytes], Trained | None], bytes, dict[str, str]]:
-        """The function of the ranks, which returns something on rank 0; its second argument; variables of the ranks."""
+        """Return the function of the ranks, its second argument, and the ranks' variables.
+
+        The function returns a result on rank 0.
+        """
         raise NotImplementedError
 
     def _create_model(self, trained: Trained, **params: Any) -> HorovodModel:
-        """The model with trained parameters. params: of the model, which all frameworks share."""
+        """Make the model with trained parameters. params: parameters of the model that all frameworks share."""
         raise NotImplementedError
 
     def _input_shapes(self) -> Shapes | None:
-        """The shape of each input, with -1 for the rows; None for arrays as they are."""
+        """Return the shape of each input, with -1 for the rows; None for arrays as they are."""
         shapes: Shapes | None = self.getOrDefault("input_shapes")
         return shapes
 
@@ -58,10 +61,10 @@ class HorovodEstimator(Estimator[Any], Saved):
             store.remove(store.get_val_data_path(index))
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: object = None) -> HorovodModel:
-        """Train on Parquet files that are in the store already: numbers, and lists of the same length in every row.
+        """Train on Parquet files that are in the store already, with numbers, and lists of one length in all rows.
 
-        params: as for fit(). dataset_idx: of the data set, see Store.get_train_data_path(). There is validation if the
-        parameter `validation` is set; its files are those of Store.get_val_data_path().
+        params: as for fit(). dataset_idx: index of the data set, see Store.get_train_data_path(). If the parameter
+        `validation` is set, the model is validated on the files of Store.get_val_data_path().
         """
         estimator = self.copy(params) if params else self
         return estimator._train(estimator._check(), dataset_idx, validates=bool(estimator.getOrDefault("validation")))
@@ -115,7 +118,7 @@ class HorovodEstimator(Estimator[Any], Saved):
         )
 
     def _check(self) -> Backend:
-        """The backend. Raises ConfigError for parameters that are missing or contradict each other."""
+        """Return the backend. Raises ConfigError for parameters that are missing or contradict each other."""
         name = type(self).__name__
         missing = [param for param in _REQUIRED if not self.getOrDefault(param)]
         if missing:

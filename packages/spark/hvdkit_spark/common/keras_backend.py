@@ -10,7 +10,10 @@ from typing import Any
 
 
 def make_keras_predict(backend: str, data: bytes) -> Callable[[list[Any]], list[Any]]:
-    """Predict with a pickled model; see keras/estimator.py. backend: unless the executor has KERAS_BACKEND itself."""
+    """Predict with a pickled model; see keras/estimator.py.
+
+    backend: the backend of Keras, unless the executor itself sets KERAS_BACKEND.
+    """
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", backend)
     predict: Callable[[list[Any]], list[Any]] = importlib.import_module("hvdkit_spark.keras.models").make_predict(data)

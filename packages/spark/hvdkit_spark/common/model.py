@@ -35,7 +35,7 @@ class HorovodModel(Model, Saved):
     """
 
     def _plan_prediction(self) -> Callable[[], Predict]:
-        """What makes the function that predicts, in a Python worker of Spark."""
+        """Return a function that makes the prediction function in a Python worker of Spark."""
         raise NotImplementedError
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -60,7 +60,7 @@ class HorovodModel(Model, Saved):
 def plan_rows(
     make: Callable[[], Predict], names: list[str], shapes: Shapes | None, batch_size: int
 ) -> Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]]:
-    """The function of a pandas UDF: columns of features -> a column of arrays for each output, by its name."""
+    """Make the function of a pandas UDF: columns of features -> a column of arrays for each output, by its name."""
 
     def predict_rows(parts: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
         predict = make()

@@ -18,7 +18,7 @@ _int, _text, _texts, _bool = (
 
 
 class Definition(NamedTuple):
-    """A parameter. convert: makes its type; None leaves values as they are."""
+    """A parameter. convert: function that converts values to its type; None leaves values as they are."""
 
     name: str
     doc: str
@@ -74,7 +74,7 @@ MODEL = (
     Definition("batch_size", "rows of a batch in transform()", _int, 1024),
 )
 
-#: Horovod's parameters that hvdkit does not have -> why.
+#: Horovod's parameters that hvdkit does not have -> the reason.
 REFUSED = {
     **dict.fromkeys(
         (
@@ -131,7 +131,7 @@ def _getter(name: str) -> Callable[[Any], Any]:
 
 
 class NamedParams(Params):
-    """Parameters that are set by name: in the constructor, by setParams() and by a setter each."""
+    """Parameters that are set by name: in the constructor, by setParams() and by a setter for each."""
 
     hvdkit_defaults: dict[str, Any]
 
@@ -141,7 +141,7 @@ class NamedParams(Params):
         self.setParams(**values)
 
     def setParams(self, **values: Any) -> Any:
-        """Set parameters by name; None leaves one as it is. Raises ConfigError for a parameter that there is not."""
+        """Set parameters by name; None leaves a parameter as it is. Raises ConfigError for an unknown parameter."""
         given = {name: value for name, value in values.items() if value is not None}
         for name in given:
             if name not in self.hvdkit_defaults:

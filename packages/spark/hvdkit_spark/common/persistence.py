@@ -1,4 +1,4 @@
-"""Saving and loading of estimators and models: as JSON where that is possible, else pickled, in Spark's metadata."""
+"""Saving and loading of estimators and models in Spark's metadata: as JSON where that is possible, else pickled."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _OBJECTS = "hvdkit_objects"
 
 
 class Saved(NamedParams, MLWritable, MLReadable[Any]):
-    """What `write().save(path)` saves and `load(path)` loads. Loading executes what is saved, as it is a pickle."""
+    """Mixin with `write().save(path)` and `load(path)`. Loading executes what is saved, as it is a pickle."""
 
     def write(self) -> MLWriter:
-        """The writer, as pyspark.ml has it: .overwrite().save(path)."""
+        """Return the writer, as in pyspark.ml: .overwrite().save(path)."""
         return _Writer(self)
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """The reader, as pyspark.ml has it."""
+        """Return the reader, as in pyspark.ml."""
         return _Reader(cls)
 
     @classmethod
     def dump_objects(cls, objects: dict[str, Any]) -> bytes:
-        """Parameters that are not JSON, in one pickle, so that an optimizer keeps its model's tensors."""
+        """Pickle the parameters that are not JSON, in one pickle, so that an optimizer keeps its model's tensors."""
         return bytes(cloudpickle.dumps(objects))
 
     @classmethod
     def load_objects(cls, data: bytes) -> dict[str, Any]:
-        """What dump_objects() has written."""
+        """Load the parameters that dump_objects() has written."""
         found: dict[str, Any] = pickle.loads(data)
         return found
 

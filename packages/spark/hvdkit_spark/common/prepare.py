@@ -17,7 +17,7 @@ _CHOSEN = "hvdkit_is_validation"
 
 
 def as_numbers(df: DataFrame, name: str) -> Column:
-    """A column as numbers or arrays of numbers. Raises ConfigError for a column that is missing or of another type."""
+    """Select a column as numbers or arrays of numbers. Raises ConfigError if it is missing or has another type."""
     if name not in df.columns:
         raise ConfigError(f"The DataFrame has no column {name!r}; it has {', '.join(df.columns)}.")
     kind, column = df.schema[name].dataType, sql.col(f"`{name}`")
@@ -48,10 +48,16 @@ def write_data(
     partitions: int,
     seed: int,
 ) -> bool:
-    """Write the rows of training and of validation to the store; returns whether there are rows of validation.
+    """Write the rows of training and of validation to the store; returns whether it wrote rows of validation.
 
-    validation: the part of the rows that is drawn for it, or the column that is true (or above 0) in its rows. index:
-    of the data set, see Store.get_train_data_path. partitions: files of each.
+    df: the DataFrame.
+    columns: names of the columns to write.
+    validation: fraction of the rows, drawn at random, or name of a column that is true (or above 0) in the rows of
+        validation; None for no validation.
+    store: the store.
+    index: index of the data set, see Store.get_train_data_path.
+    partitions: number of files for each of the two.
+    seed: seed of the draw.
     Raises ConfigError for columns that cannot be written.
     """
     numbers = [as_numbers(df, name).alias(name) for name in columns]

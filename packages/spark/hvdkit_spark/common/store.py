@@ -1,4 +1,4 @@
-"""The store of an estimator: the folder with its Parquet files and checkpoints, which all executors and Spark see."""
+"""The store of an estimator: a folder for Parquet files and checkpoints that all executors can read and write."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _DBFS = ("dbfs:/", "/dbfs/")
 class Store:
     """A folder on any file system that fsspec knows: a path, or a URL such as hdfs://, s3a://, gs:// and abfs://.
 
-    prefix_path: the folder. train_path, val_path, test_path, runs_path: other places than those below it. save_runs:
-    keep checkpoints? storage_options: of fsspec, for this file system. Spark has its own options.
+    prefix_path: the folder.
+    train_path, val_path, test_path, runs_path: folders to use in place of those below prefix_path.
+    save_runs: keep checkpoints?
+    storage_options: options of fsspec for this file system. Spark has its own options.
     Raises ConfigError for a URL whose file system is not installed.
     """
 
@@ -39,7 +41,7 @@ class Store:
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
-        """The store of a path or URL."""
+        """Make the store of a path or URL."""
         kind = DBFSLocalStore if prefix_path.startswith(_DBFS) else Store
         return kind(prefix_path, *args, **kwargs)
 
@@ -48,30 +50,30 @@ class Store:
 
     @property
     def fs(self) -> Any:
-        """The file system, of fsspec."""
+        """The file system, an object of fsspec."""
         try:
             return fsspec.core.url_to_fs(self.get_localized_path(self.prefix_path), **self._options)[0]
         except (ImportError, ValueError, OSError) as error:
             raise ConfigError(f"The store {self.prefix_path} cannot be opened: {error}") from error
 
     def get_full_path(self, path: str) -> str:
-        """The path as Spark takes it: a URL."""
+        """Return the path in Spark's form: a URL."""
         return path if "://" in path else fsspec.core.url_to_fs(path)[0].unstrip_protocol(path)
 
     def get_localized_path(self, path: str) -> str:
-        """The path as fsspec takes it."""
+        """Return the path in fsspec's form."""
         return path
 
     def get_train_data_path(self, idx: object = None) -> str:
-        """The Parquet files of training. idx: of one data set among several."""
+        """Return the folder of the Parquet files of training. idx: index of the data set, if there are several."""
         return _numbered(self._train_path, idx)
 
     def get_val_data_path(self, idx: object = None) -> str:
-        """The Parquet files of validation."""
+        """Return the folder of the Parquet files of validation."""
         return _numbered(self._val_path, idx)
 
     def get_test_data_path(self, idx: object = None) -> str:
-        """For the Parquet files of a test, which hvdkit does not use."""
+        """Return the folder of the Parquet files of a test, which hvdkit does not use."""
         return _numbered(self._test_path, idx)
 
     def saving_runs(self) -> bool:
@@ -79,43 +81,43 @@ class Store:
         return self._save_runs
 
     def get_runs_path(self) -> str:
-        """The folder of all runs."""
+        """Return the folder of all runs."""
         return self._runs_path
 
     def get_run_path(self, run_id: str) -> str:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return f"{self._runs_path}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str:
-        """The folder of a run's checkpoints."""
+        """Return the folder of a run's checkpoints."""
         return f"{self.get_run_path(run_id)}/checkpoint"
 
     def get_logs_path(self, run_id: str) -> str:
-        """For the logs of a run, which hvdkit does not write."""
+        """Return the folder of the logs of a run, which hvdkit does not write."""
         return f"{self.get_run_path(run_id)}/logs"
 
     def exists(self, path: str) -> bool:
-        """Is there a file or folder?"""
+        """Does this file or folder exist?"""
         return bool(self.fs.exists(self.get_localized_path(path)))
 
     def list(self, path: str) -> list[str]:
-        """The names in a folder, sorted; empty if there is no such folder."""
+        """List the names in a folder, sorted; empty if the folder does not exist."""
         if not self.exists(path):
             return []
         found = self.fs.ls(self.get_localized_path(path), detail=False, refresh=True)
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
     def open(self, path: str) -> Any:
-        """A file to read."""
+        """Open a file to read."""
         return self.fs.open(self.get_localized_path(path), "rb")
 
     def read(self, path: str) -> bytes:
-        """The contents of a file."""
+        """Read a file; returns its contents."""
         with self.open(path) as file:
             return bytes(file.read())
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, with the folders above it."""
+        """Write a file, and make the folders above it."""
         place = self.get_localized_path(path)
         self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
         with self.fs.open(place, "wb") as file:
@@ -126,7 +128,7 @@ class Store:
         self.write(path, text.encode())
 
     def remove(self, path: str) -> None:
-        """Remove a file or folder; harmless if there is none."""
+        """Remove a file or folder; harmless if it does not exist."""
         if self.exists(path):
             self.fs.rm(self.get_localized_path(path), recursive=True)
 
@@ -136,15 +138,15 @@ def _numbered(path: str, idx: object) -> str:
 
 
 class FilesystemStore(Store):
-    """Horovod's name of a store on any file system."""
+    """Horovod's name for a store on any file system."""
 
 
 class LocalStore(FilesystemStore):
-    """Horovod's name of a store in a folder that all executors see, such as one of NFS."""
+    """Horovod's name for a store in a folder that all executors see, such as a folder of NFS."""
 
 
 class HDFSStore(Store):
-    """Horovod's name of a store at hdfs://HOST:PORT/PATH, which fsspec reads by pyarrow and libhdfs."""
+    """Horovod's name for a store at hdfs://HOST:PORT/PATH, which fsspec reads by pyarrow and libhdfs."""
 
 
 class DBFSLocalStore(Store):

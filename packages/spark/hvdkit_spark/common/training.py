@@ -1,4 +1,4 @@
-"""What a training on the ranks needs to know, whatever its framework."""
+"""Data and options of a training on the ranks, for all frameworks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shapes = list[list[int]]
 
 @dataclass(frozen=True)
 class Training:
-    """Data and options, as the estimator's parameters have them. weight: the column of sample weights; "" for none."""
+    """Data and options, from the estimator's parameters. weight: the column of sample weights; "" for none."""
 
     store: Store
     run_id: str
@@ -44,7 +44,7 @@ class Training:
     verbose: int
 
     def open_train(self, rank: int, size: int) -> Batches:
-        """The batches of a rank."""
+        """Open the training batches of a rank."""
         return Batches(
             self.store,
             self.train,
@@ -57,7 +57,10 @@ class Training:
         )
 
     def open_validation(self, rank: int, size: int) -> Batches | None:
-        """The batches of validation of a rank; None if there are none. Raises ConfigError for fewer rows than ranks."""
+        """Open the validation batches of a rank; None without validation.
+
+        Raises ConfigError for fewer rows than ranks.
+        """
         if self.validation is None:
             return None
         if self.validation.rows < size:
@@ -69,30 +72,33 @@ class Training:
         )
 
     def split(self, batch: Arrays) -> Batch:
-        """The arrays of a batch by what they are for, in the shapes that were asked for."""
+        """Split a batch into inputs, labels and weights, in the shapes that the parameters give."""
         inputs = shape_arrays([batch[name] for name in self.features], self.input_shapes)
         labels = shape_arrays([batch[name] for name in self.labels], self.label_shapes)
         return Batch(inputs, labels, batch[self.weight] if self.weight else None)
 
     def resume(self, rank: int, broadcast: Callable[[Checkpoint | None], Checkpoint | None]) -> Checkpoint | None:
-        """The checkpoint of this run, on all ranks; None if there is none. broadcast: of an object of rank 0."""
+        """Load the checkpoint of this run on all ranks; None if there is none.
+
+        broadcast: sends an object of rank 0 to all.
+        """
         found = Checkpoints(self.store, self.run_id).load() if rank == 0 and self.store.saving_runs() else None
         return broadcast(found)
 
     def report(self, epoch: int, values: Mapping[str, float]) -> None:
-        """Write a line about an epoch, the first of which is 1, unless verbose is 0; rank 0 calls this."""
+        """Write a line about an epoch, counted from 1, unless verbose is 0; rank 0 calls this."""
         if self.verbose:
             listed = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             sys.stdout.write(f"epoch {epoch} of {self.epochs}: {listed}\n")
 
     def save(self, state: Callable[[], bytes], history: History, epochs: int) -> None:
-        """Save a checkpoint; rank 0 calls this. state: makes the state."""
+        """Save a checkpoint; rank 0 calls this. state: function that makes the state."""
         if self.store.saving_runs():
             Checkpoints(self.store, self.run_id).save(Checkpoint(state(), history, epochs))
 
 
 class Batch(NamedTuple):
-    """A list of arrays for each input and each label of the model. weight: of each row."""
+    """A batch: an array for each input and each label of the model. weight: of each row."""
 
     inputs: list[NDArray[Any]]
     labels: list[NDArray[Any]]
@@ -100,9 +106,9 @@ class Batch(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What rank 0 returns. state: the parameters of the model, as its framework writes them.
+    """The result of rank 0. state: the parameters of the model, as its framework writes them.
 
-    output_widths: numbers that the model returns for a row, by output.
+    output_widths: for each output, how many numbers the model returns for a row.
     """
 
     state: bytes
@@ -111,12 +117,12 @@ class Trained(NamedTuple):
 
 
 def shape_arrays(arrays: list[NDArray[Any]], shapes: Shapes | None) -> list[NDArray[Any]]:
-    """Reshape each array; as they are without shapes."""
+    """Reshape each array; without shapes, return the arrays as they are."""
     return arrays if shapes is None else [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
 
 
 def check_shapes(training: Training) -> None:
-    """Raise ConfigError for a shape that the numbers of a row do not fill."""
+    """Raise ConfigError for a shape that does not fit the count of numbers in a row."""
     for columns, shapes in ((training.features, training.input_shapes), (training.labels, training.label_shapes)):
         if shapes is not None and len(shapes) != len(columns):
             raise ConfigError(f"There are {len(columns)} columns for {len(shapes)} shapes: {columns}, {shapes}.")

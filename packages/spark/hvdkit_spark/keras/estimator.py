@@ -25,10 +25,11 @@ _CUSTOM = Definition("custom_objects", "name -> class or function of the model t
 class KerasEstimator(HorovodEstimator):
     """Train a model of Keras 3 on the rows of a DataFrame: `KerasEstimator(model=..., ...).fit(df)`.
 
-    model: with an input for each of feature_cols, in this order; int64 for columns of integers, float32 for others. The
-    numbers of a row get the shape of the input, or of input_shapes. optimizer, loss, metrics, loss_weights: as for
-    compile(); None for those of a model that is compiled. callbacks: as for fit(); on_rank_zero() of
-    hvdkit.keras.callbacks makes one that acts on rank 0 only. The ranks use the backend that this process uses.
+    model: a model with an input for each of feature_cols, in this order; int64 for columns of integers, float32 for
+        others. The numbers of a row get the shape of the input, or of input_shapes.
+    optimizer, loss, metrics, loss_weights: as for compile(); None for those of a model that is compiled.
+    callbacks: as for fit(); on_rank_zero() of hvdkit.keras.callbacks makes a callback that acts on rank 0 only.
+    The ranks use the backend that this process uses.
     The other parameters: see params.py, or explainParams().
     """
 

@@ -1,4 +1,4 @@
-"""Keras models and their values as bytes."""
+"""Conversion of Keras models and their values to bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvdkit_spark.common.model import Predict
 
 
 def dump_model(model: keras.Model) -> bytes:
-    """The `.keras` file of a model."""
+    """Return the `.keras` file of a model."""
     with tempfile.TemporaryDirectory(prefix="hvdkit-") as folder:
         path = Path(folder, "model.keras")
         model.save(path)
@@ -25,7 +25,7 @@ def dump_model(model: keras.Model) -> bytes:
 
 
 def load_model(data: bytes, custom_objects: Mapping[str, Any] | None) -> keras.Model:
-    """The model of a `.keras` file, not compiled."""
+    """Load the model of a `.keras` file, not compiled."""
     with tempfile.TemporaryDirectory(prefix="hvdkit-") as folder:
         path = Path(folder, "model.keras")
         path.write_bytes(data)
@@ -33,7 +33,7 @@ def load_model(data: bytes, custom_objects: Mapping[str, Any] | None) -> keras.M
 
 
 def dump_values(**variables: Any) -> bytes:
-    """Values of lists of variables, by name."""
+    """Pickle the values of lists of variables, by name."""
     file = io.BytesIO()
     arrays = {
         f"{name}.{at:05d}": keras.ops.convert_to_numpy(variable)
@@ -45,7 +45,7 @@ def dump_values(**variables: Any) -> bytes:
 
 
 def load_values(data: bytes, **variables: Any) -> None:
-    """Assign what dump_values() has written."""
+    """Assign the values that dump_values() has written."""
     with np.load(io.BytesIO(data)) as arrays:
         for name, these in variables.items():
             for at, variable in enumerate(these):
@@ -53,14 +53,14 @@ def load_values(data: bytes, **variables: Any) -> None:
 
 
 def dump_objects(objects: dict[str, Any]) -> bytes:
-    """Pickle parameters, of which `model` becomes its `.keras` file."""
+    """Pickle parameters; `model` becomes its `.keras` file."""
     model = objects.get("model")
     found = {**objects, "model": dump_model(model)} if model is not None else objects
     return bytes(cloudpickle.dumps(found))
 
 
 def load_objects(data: bytes) -> dict[str, Any]:
-    """What dump_objects() has written."""
+    """Load the parameters that dump_objects() has written."""
     objects: dict[str, Any] = pickle.loads(data)
     if objects.get("model") is not None:
         objects["model"] = load_model(objects["model"], objects.get("custom_objects"))
@@ -68,7 +68,7 @@ def load_objects(data: bytes) -> dict[str, Any]:
 
 
 def make_predict(data: bytes) -> Predict:
-    """Predict with the model of dump_objects()."""
+    """Make the function that predicts with the model of dump_objects()."""
     model = load_objects(data)["model"]
 
     def predict(inputs: list[Any]) -> list[Any]:

@@ -19,7 +19,10 @@ from hvdkit_spark.keras.models import dump_values, load_model, load_values
 
 @dataclass(frozen=True)
 class KerasObjects:
-    """The parameters of the estimator as they are sent: the model as its file, the optimizer as its configuration."""
+    """The parameters of the estimator in the form that is sent.
+
+    The model is sent as its file, the optimizer as its configuration.
+    """
 
     model: bytes
     optimizer: dict[str, Any]
@@ -79,7 +82,7 @@ def train(training: Training, objects: bytes) -> Trained | None:
 
 
 class _Keep(keras.callbacks.Callback):
-    """Keeps the history of all epochs, and on rank 0 a checkpoint of the last one, and logs a line."""
+    """Keeps the history of all epochs, writes a checkpoint of the last one on rank 0, and logs a line."""
 
     def __init__(self, training: Training, history: History) -> None:
         super().__init__()
@@ -101,7 +104,7 @@ class _Keep(keras.callbacks.Callback):
 
 
 def _feed(training: Training, batches: Batches, steps: int, epoch: int) -> Iterator[tuple[Any, ...]]:
-    """The batches of all epochs from this one on, as fit() takes them."""
+    """Iterate over the batches of all epochs from this one on, as fit() takes them."""
     while True:
         for arrays in batches.epoch(epoch, steps):
             batch = training.split(arrays)

@@ -25,10 +25,12 @@ class TorchEstimator(HorovodEstimator):
     """Train a torch.nn.Module on the rows of a DataFrame: `TorchEstimator(model=..., ...).fit(df)`.
 
     model: called with one tensor for each of feature_cols; int64 for columns of integers, float32 for others; of shape
-    (rows,) for numbers and (rows, n) for arrays, or as input_shapes says. optimizer: of model.parameters(). loss:
-    called with an output and its label, mean over the rows; a label with as many numbers as the output gets its shape.
-    A list for several outputs. metrics: functions of output and label, or of both as lists for several outputs, that
-    return a mean over the rows. sample_weight_col: the loss must have `reduction`, as those of torch have.
+        (rows,) for numbers and (rows, n) for arrays, or as input_shapes gives.
+    optimizer: an optimizer of model.parameters().
+    loss: function of an output and its label, mean over the rows; a label with as many numbers as the output gets its
+        shape. A list for several outputs.
+    metrics: functions of output and label, or of both as lists for several outputs, that return a mean over the rows.
+    sample_weight_col: the loss must have `reduction`, as the losses of torch have.
     The other parameters: see params.py, or explainParams().
     """
 
@@ -60,7 +62,7 @@ class TorchModel(HorovodModel):
 
 
 def make_predict(data: bytes) -> Predict:
-    """Predict with a pickled module, on the CPU."""
+    """Make the function that predicts with a pickled module, on the CPU."""
     model = pickle.loads(data).cpu().eval()
 
     def predict(inputs: list[Any]) -> list[Any]:

@@ -16,24 +16,27 @@ Function = Callable[..., torch.Tensor]
 
 
 class Means:
-    """Means of named values over the rows of all ranks, which give them in the same order."""
+    """Means of named values over the rows of all ranks, which add the values in the same order."""
 
     def __init__(self) -> None:
         self._means: dict[str, hvd.metrics.Mean] = {}
 
     def add(self, name: str, value: torch.Tensor | float, rows: int) -> None:
-        """Add the mean of some rows."""
+        """Add the mean of a value over some rows."""
         self._means.setdefault(name, hvd.metrics.Mean()).update(value, rows)
 
     def compute(self) -> dict[str, float]:
-        """The mean of each; collective."""
+        """Compute the mean of each value; collective."""
         return {name: mean.compute() for name, mean in self._means.items()}
 
 
 class Loss:
     """The weighted sum of the losses of all outputs.
 
-    losses: one, or one for each output. weights: of the losses. weighted: does each row have a weight?
+    losses: one loss, or one for each output.
+    weights: weights of the losses; None for 1.
+    metrics: metrics of each batch.
+    weighted: does each row have a weight?
     """
 
     def __init__(
@@ -53,7 +56,13 @@ class Loss:
         self._metrics = name_metrics(metrics)
 
     def compute(self, model: torch.nn.Module, batch: Batch, device: torch.device, means: Means) -> torch.Tensor:
-        """The loss of a batch; it and the metrics are added to `means`."""
+        """Compute the loss of a batch, and add it and the metrics to `means`.
+
+        model: the module.
+        batch: inputs, labels and weights.
+        device: the device on which to compute.
+        means: the means of this epoch.
+        """
         found = model(*(torch.from_numpy(array).to(device) for array in batch.inputs))
         outputs = list(found) if isinstance(found, list | tuple) else [found]
         if not len(outputs) == len(batch.labels) == len(self._losses):
@@ -83,7 +92,10 @@ class Loss:
 
 
 def name_metrics(metrics: Sequence[Function] | Mapping[str, Function] | None) -> dict[str, Function]:
-    """Name -> metric; functions of a list have their own names. Raises ConfigError for two of one name."""
+    """Map names to metrics; functions of a list have their own names.
+
+    Raises ConfigError for two metrics of one name.
+    """
     if not metrics:
         return {}
     if isinstance(metrics, Mapping):
@@ -99,7 +111,7 @@ def _like(label: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 def _by_row(loss: Any) -> Function:
-    """The same loss, without the mean over rows."""
+    """Return the same loss without the mean over rows."""
     if isinstance(loss, torch.nn.Module):
         if not hasattr(loss, "reduction"):
             raise ConfigError(f"sample_weight_col needs a loss with `reduction`; {type(loss).__name__} has none.")

@@ -71,7 +71,7 @@ def train(training: Training, objects: bytes) -> Trained | None:
 def _evaluate(
     model: torch.nn.Module, loss: Loss, training: Training, tests: Batches, device: torch.device
 ) -> dict[str, float]:
-    """The means over the rows of validation of all ranks; collective."""
+    """Compute the means over the validation rows of all ranks; collective."""
     model.eval()
     means = Means()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def _evaluate(
 
 
 def _measure_outputs(model: torch.nn.Module, training: Training, rows: Batches, device: torch.device) -> list[int]:
-    """Numbers of a row in each output."""
+    """Return for each output how many numbers it has in a row."""
     model.eval()
     inputs = training.split(next(rows.epoch(0, 1))).inputs
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Run one of the programs, which print JSON objects, one a line.
+"""Runs the probe programs, which print JSON objects, one a line.
 
-They are run by path: so they see the same packages as a script would, and no module that lies about in the current
-folder. For the same reason their file stands alone in a folder, under no package's name.
+They are run by path, so they see the same packages as a script would, and no module of the current folder. For the
+same reason their file is alone in a folder, outside of any package's namespace.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ _ERROR = "error"
 def run_probe(name: str, environ: Mapping[str, str], timeout_s: float, *arguments: str) -> dict[str, Any]:
     """Run a program with this Python, and merge the JSON objects that it printed, a line each.
 
+    name: name of the function in programs.py.
+    environ: its variables.
+    timeout_s: time limit.
+    arguments: its arguments.
     Lines that it printed before it crashed or hung count too; "error" then describes its end.
     """
     result = run_program(probe_argv(name, *arguments), environ=environ, timeout_s=timeout_s)
@@ -45,7 +49,7 @@ def _last_line(text: str) -> str:
 
 
 def read_object(line: str) -> dict[str, Any]:
-    """Read the JSON object in a line, which may begin with a rank's prefix; {} if there is none."""
+    """Read the JSON object in a line, which may begin with a rank's prefix; {} without an object."""
     try:
         return dict(json.loads(line[line.index("{") : line.rindex("}") + 1]))
     except (ValueError, RecursionError):

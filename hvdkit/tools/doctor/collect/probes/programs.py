@@ -1,4 +1,4 @@
-"""What may crash, hang or take long, each run in a process of its own: `python programs.py NAME [ARGUMENT]`."""
+"""Probes that may crash, hang or take long, each in a process of its own: `python programs.py NAME [ARGUMENT]`."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def count_ranks() -> None:
 
 
 def load_horovod(framework: str) -> None:
-    """Load Horovod's library for torch or tensorflow, and print what is built into it, or why it cannot be loaded."""
+    """Load Horovod's library for torch or tensorflow; print its built-in features, or why it cannot be loaded."""
     try:
         module: Any = importlib.import_module(f"horovod.{framework}")
         parts = [name for name in _PARTS if getattr(module, f"{name}_built")()]
-    except Exception as error:  # whatever Horovod or the framework raises is the answer
+    except Exception as error:  # the error is the result, whatever Horovod or the framework raises
         _print(error=f"{type(error).__name__}: {_in_one_line(error)}")
         return
     _print(parts=parts)
 
 
 def try_horovod(framework: str, *parts: str) -> None:
-    """Sum rank + 1 over 2 ranks with Horovod; exits with what is wrong with that, or the parts that it lacks."""
+    """Sum rank + 1 over 2 ranks with Horovod; exits with the error of that, or the features that it lacks."""
     numbers, hvd = importlib.import_module(framework), importlib.import_module(f"horovod.{framework}")
     hvd.init()
     value = hvd.rank() + 1.0
@@ -81,7 +81,7 @@ def try_horovod(framework: str, *parts: str) -> None:
 
 
 def load_nccl(named: str) -> None:
-    """Print the newest CUDA that the driver runs, then path and version of libnccl; neither needs a GPU for that.
+    """Print the newest CUDA that the driver runs, then path and version of libnccl; neither needs a GPU.
 
     named: HVDKIT_NCCL_LIBRARY.
     """
@@ -92,7 +92,7 @@ def load_nccl(named: str) -> None:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) == 0:
             _print(driver_cuda=f"{number.value // 1000}.{number.value % 1000 // 10}")
     except (OSError, AttributeError):
-        pass  # there is no driver; nvidia-smi tells that too
+        pass  # no driver; nvidia-smi reports that too
     path = find_library(named)
     try:
         result = ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
@@ -108,7 +108,7 @@ def load_nccl(named: str) -> None:
 
 
 def time_allreduce(count: str) -> None:
-    """Print who this rank is; on rank 0 also how many seconds a sum of `count` float32 took, as training does it."""
+    """Print this rank's facts; on rank 0 also the seconds of a sum of `count` float32, as in training."""
     import numpy as np
 
     from hvdkit.config import read_config, read_environment
@@ -127,7 +127,7 @@ def time_allreduce(count: str) -> None:
         transport.allreduce(buffer, "sum")
         seconds.append(time.perf_counter() - began)
     if world.rank == 0:
-        # The setting's word for it: "shared_memory" of SharedMemoryTransport.
+        # The value of the setting: "shared_memory" of SharedMemoryTransport.
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(transport).__name__.removesuffix("Transport")).lower()
         _print(seconds=statistics.median(seconds[1:]), transport=name)
     transport.close()
@@ -138,7 +138,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _print(**facts: Any) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")  # in one piece: several ranks share a pipe
+    sys.stdout.write(json.dumps(facts) + "\n")  # in one write: several ranks share a pipe
     sys.stdout.flush()
 
 
