@@ -1,8 +1,8 @@
-"""Hosts without a scheduler: of a SageMaker training job, and of the default hostfile of an MPI.
+"""Find hosts without a scheduler: those of a SageMaker training job, or of the default hostfile of an MPI.
 
-SageMaker's training toolkit sets variables (ENVIRONMENT_VARIABLES.md) and starts the entry point on every host, or with
-distribution={"mpi": ...} the ranks by its own mpirun. A default hostfile is named by a variable of Open MPI, MPICH or
-Intel MPI; the MPI Operator of Kubernetes sets these in its launcher pod.
+SageMaker's training toolkit sets variables (ENVIRONMENT_VARIABLES.md) and starts the entry point on every host, or the
+ranks by its own mpirun with distribution={"mpi": ...}. A variable of Open MPI, MPICH or Intel MPI names the default
+hostfile; the MPI Operator of Kubernetes sets these variables in its launcher pod.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _read_hosts(text: str) -> list[str]:
         raise LaunchError(f"SM_HOSTS={text[:200]!r}: {problem}. {cure}", code="sagemaker-hosts") from None
 
 
-# The file, its dialect, and the variable with the slots of hosts that have none in the file. The MPI Operator writes
-# pod:slots for Intel MPI too, which Intel's own -hostfile does not allow.
+# (variable with the file, its dialect, variable with the slots of hosts that have none in the file). The MPI Operator
+# writes pod:slots for Intel MPI too, which Intel's own -hostfile does not allow.
 _VARIABLES = (
     ("PRTE_MCA_prte_default_hostfile", "openmpi", "PRTE_MCA_prte_set_default_slots"),
     ("OMPI_MCA_orte_default_hostfile", "openmpi", "OMPI_MCA_orte_set_default_slots"),
