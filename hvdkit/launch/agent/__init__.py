@@ -1,4 +1,4 @@
-"""The rank agent: runs one rank's command, passes its output on, and tells hvdrun how it ended.
+"""The rank agent: runs one rank's command, relays its output, and reports to hvdrun how it ended.
 
 mpirun starts it by this folder's path under `python -I -S`, once for each rank. It uses the standard library only, and
 of hvdkit only this folder.
