@@ -21,7 +21,7 @@ _LOOP = "write the training step with tf.GradientTape and hvd.DistributedGradien
 
 _EAGER = f"there is no graph to run, as TensorFlow 2 executes eagerly; {_LOOP}. {_WITHOUT_KERAS}"
 
-#: Names of `tf`, also dotted ones -> the replacement to write.
+#: Names of `tf`, also with dots -> the replacement to write.
 REFUSED = {
     "placeholder": "pass tensors to a function that is decorated with @tf.function",
     "variable_scope": "create variables with tf.Variable or Keras layers",

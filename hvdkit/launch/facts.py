@@ -41,7 +41,7 @@ class Facts:
     directory: the working directory.
     root: hvdrun runs as root.
     python: see Job.
-    launchers: the programs that can start ranks; None where only a Job is planned.
+    launchers: the programs that can start ranks; None if only a Job is planned.
     """
 
     environ: Mapping[str, str]

@@ -55,8 +55,8 @@ def describe_error(error: BaseException, dumps: Dumps) -> FunctionOutcome:
     """Describe an exception that a function has raised on this rank.
 
     dumps: of the pickle module that it is sent with. An exception that cannot be pickled and unpickled, or does not
-    derive from Exception, is replaced by a RuntimeError with its type and text, or by a HorovodInternalError if it is
-    one.
+    derive from Exception, is replaced by a RuntimeError with its type and text; a HorovodInternalError is replaced by
+    another HorovodInternalError.
     """
     internal = isinstance(error, HorovodInternalError)
     summary, text = _summarize(error), "".join(traceback.format_exception(type(error), error, own_frames(error)))

@@ -68,7 +68,7 @@ def find_last(results: Sequence[Result]) -> list[Result]:
 def give_results(results: Sequence[Result], ranks: int, status: int, folder: object) -> list[Any]:
     """Return the value of each rank, by rank. Raises the same errors as launch().
 
-    results: of the ranks that have written one.
+    results: of the ranks that have written a result.
     ranks: number of ranks.
     status: exit code of hvdrun.
     folder: of the results.

@@ -127,7 +127,7 @@ def build_intel_mpi(job: Job, choice: LauncherChoice) -> Launch:
 
 
 # Ranks survive each other's end, also ranks that other ranks have started (recoverable), and do not wait at their own
-# end for hosts without ranks. Every daemon connects to mpirun itself: by default the 65th and later ones connect
+# end for hosts without ranks. Every daemon connects to mpirun itself: by default the 65th and later daemons connect
 # through others, and would end with them.
 _ELASTIC = (
     *("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),

@@ -34,7 +34,7 @@ _KERAS_BACKENDS = ("tensorflow", "torch", "jax", "numpy", "openvino")
 
 
 def plan_job(options: LaunchOptions, facts: Facts, ranks: int | None = None) -> Job:
-    """Plan the job. Raises LaunchError for one that cannot be started.
+    """Plan the job. Raises LaunchError for a job that cannot be started.
 
     ranks: of a job that is restarted; None to take them from the options.
     """
@@ -234,7 +234,7 @@ def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) 
 
 
 def _refuse_twice(sent: Mapping[str, str], settings: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the settings. Raises LaunchError for one that -x sets to another value."""
+    """Return the settings. Raises LaunchError for a setting that -x sets to another value."""
     for name, value in settings.items():
         if sent.get(name, value) != value:
             raise LaunchError(

@@ -24,7 +24,7 @@ from hvdkit.optional_import import optional_import
 OPTIONS = "options.pickle"
 REFUSAL = "refusal.pickle"
 
-# Horovod's names of options, where hvdrun's differ.
+# Horovod's names of options that have other names in hvdrun.
 _NAMES = {
     "network_interface": "network_interfaces",
     "min_num_proc": "min_np",

@@ -1,7 +1,7 @@
 """`hvdrun --wrap python train.py`: a script for one process trains on all ranks, with nothing changed in it.
 
 Experimental: it patches classes of PyTorch and Keras in each rank and reads autograd's internals, so that a new release
-of a framework may break it. What cannot be done exactly is refused with an error that names the script's line.
+of a framework may break it. A script that cannot be wrapped exactly gets an error with the line.
 
 hvdkit.startup imports it before the script's first framework. It patches PyTorch and Keras right after the script has
 imported them. Without HVDKIT_WRAP the import does nothing.

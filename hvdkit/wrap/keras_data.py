@@ -32,7 +32,7 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     times = size if session.multiplies else 1
     if given.get("steps_per_epoch"):
         given["steps_per_epoch"] = -(-given["steps_per_epoch"] // times)
-    weighs = _may_weigh(model) and not given.get("class_weight")  # Keras takes one or the other
+    weighs = _may_weigh(model) and not given.get("class_weight")  # Keras accepts only one of them
     rows = f"the script's, split over {size} ranks" if times == 1 else f"{size} batches of the script per step"
     with ExitStack() as stack:
         if isinstance(x, keras.utils.PyDataset):

@@ -1,4 +1,4 @@
-"""Save Keras models on rank 0 only; a rank that loads one waits until rank 0 has written it."""
+"""Save Keras models on rank 0 only; a rank that loads a model waits until rank 0 has written it."""
 
 from __future__ import annotations
 

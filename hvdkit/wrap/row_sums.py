@@ -28,7 +28,7 @@ class Product(NamedTuple):
 def find_product(frame: FrameType, rows: int) -> int:
     """Find a product of loss.item() and the number of rows of this rank; returns its line, 0 if none is found.
 
-    frame: of the script, where item() is called. rows: of this rank's part of the batch.
+    frame: of the script, where item() is called. rows: this rank's rows of the batch.
     """
     for product in _read_products(frame.f_code.co_filename):
         if not product.function[0] <= frame.f_lineno <= product.function[1]:
@@ -74,7 +74,7 @@ def _list_products(tree: ast.Module) -> Iterator[Product]:
 
 
 def _evaluate(node: ast.expr, frame: FrameType) -> Any:
-    """Evaluate names, attributes, subscripts, constants, len() and size() in a frame. Raises what these raise."""
+    """Evaluate names, attributes, subscripts, constants, len() and size() in a frame. Raises their exceptions."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):

@@ -7,6 +7,6 @@ of hvdkit only this folder.
                 |
                 +-- one connection to hvdrun: hello, start, output, end ->    <- go, stop, bye, signals, window size
 
-If the connection breaks, hvdrun is gone and the agent ends its rank. Without HVDKIT_CONTROL it works alone and
+If the connection breaks, hvdrun has ended and the agent ends its rank. Without HVDKIT_CONTROL it works alone and
 writes to its own stdout and stderr.
 """

@@ -1,6 +1,6 @@
 """Keep the launcher of an elastic job running when a host is cut off.
 
-Open MPI's mpirun ends the job when the connection to one of its daemons, or the ssh that started it, fails; a daemon
+Open MPI's mpirun ends the job when the connection to a daemon of its own, or the ssh that started it, fails; a daemon
 ends its ranks when it loses mpirun. TCP reports that after minutes of silence, long after the other ranks have
 continued. So hvdkit disables the time limits of these connections, and the agent on a host that was cut off keeps or
 ends the daemon.

@@ -15,7 +15,7 @@ _DONE = b"done"
 
 
 class SessionReaper:
-    """A small process beside this one, which stays when this one is killed.
+    """A small process beside this process, which continues when this process is killed.
 
     steps: see end_session. folder: removed after the session has ended; "" for none. lock: a descriptor that stays open
     until then; -1 for none.

@@ -10,7 +10,7 @@ import termios
 import time
 from collections import deque
 
-# Returns to a line's start or its end, a control sequence (CSI, OSC, the short ones), text.
+# Returns to a line's start or its end, a control sequence (CSI, OSC or short), text.
 _TOKENS = re.compile(
     rb"\r+\n?|\n|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\^-~]|[^\r\n\x1b]+|\x1b"
 )

@@ -40,7 +40,7 @@ class ControlConnection:
 
     address: this host's, as hvdrun sees it; "" on one host.
     heartbeat: a second connection over which nothing is sent, so that TCP keepalive checks the other host. On the first
-    there are no keepalive probes while output waits to be sent, because hvdrun does not read or the host has failed.
+    TCP sends no keepalive probes while output waits to be sent, because hvdrun does not read or the host has failed.
     """
 
     def __init__(self, connection: socket.socket, session: Session, heartbeat: socket.socket | None = None) -> None:
@@ -185,7 +185,7 @@ def find_unplanned(names: Iterable[str]) -> list[str]:
 
 
 def read_start_order(payload: bytes) -> dict[str, Any]:
-    """Parse the payload of a GO frame. Raises HvdrunLost for one that hvdrun does not send."""
+    """Parse the payload of a GO frame. Raises HvdrunLost for an order that hvdrun does not send."""
     try:
         orders = json.loads(payload)
         variables = dict(orders["variables"])

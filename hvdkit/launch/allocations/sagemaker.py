@@ -20,7 +20,7 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}", re.ASCII)
 
 
 def read_sagemaker(environ: Mapping[str, str]) -> FoundHosts | None:
-    """Read SM_HOSTS, with a slot for each of SM_NUM_GPUS GPUs, or one; None outside of SageMaker.
+    """Read SM_HOSTS, with a slot for each of SM_NUM_GPUS GPUs, or one slot; None outside of SageMaker.
 
     Raises LaunchError on a host other than the first, where a second hvdrun would start all ranks again.
     """
@@ -80,7 +80,7 @@ _VARIABLES = (
 
 
 def read_default_hostfile(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
-    """Read the hosts of the default hostfile; None if no variable names one."""
+    """Read the hosts of the default hostfile; None if no variable names a hostfile."""
     for name, dialect, default in _VARIABLES:
         if name in environ:
             found = find_hostfile(environ[name], dialect, slots or _read_default_slots(environ, default))

@@ -116,7 +116,7 @@ def find_hanging(ranks: Ranks, timeout_s: float) -> dict[int, str]:
         for rank in absent:
             hanging[rank] = f"the other ranks have waited {timeout_s:g} s for it to form a new world with them"
     if changing_s and now - max(changing_s) > timeout_s and not absent and not ranks.failures:
-        for rank in ranks.in_phase(Phase.CHANGING):  # MPI has not reported an end to one of them
+        for rank in ranks.in_phase(Phase.CHANGING):  # MPI has not reported the end of a rank to one of these
             hanging[rank] = f"the remaining ranks have not formed a new world within {timeout_s:g} s"
     for rank in ranks.paused:
         state = ranks.states[rank]

@@ -264,7 +264,7 @@ _SYNONYMS = {"prrte": "openmpi", "mpich": "hydra", "impi": "intel", "uge": "sge"
 
 
 def find_dialect(name: str) -> Dialect:
-    """Find a dialect by its name or synonym, in any case. Raises LaunchError for an unknown one."""
+    """Find a dialect by its name or synonym, in any case. Raises LaunchError for an unknown name."""
     word = name.strip().lower()
     try:
         return DIALECTS[_SYNONYMS.get(word, word)]

@@ -62,7 +62,7 @@ class FoundHosts:
 
 
 def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Add up the slots of repeated hosts; a repeated host without slots counts one each time."""
+    """Add up the slots of repeated hosts; each repetition of a host without slots adds one slot."""
     merged: dict[str, Host] = {}
     for host in hosts:
         first = merged.get(host.login)
@@ -185,7 +185,7 @@ _SLOTS = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 def parse_hosts(text: str) -> list[Host]:
     """Parse one word into hosts without slots: a name, user@name, IPv6, or a range of names like nid[001-004].
 
-    An IPv6 address may have brackets, and must have them where a number follows: see `split_slots`.
+    An IPv6 address may have brackets, and must have them if a number follows: see `split_slots`.
     """
     user, at, name = text.rpartition("@")
     if at:

@@ -19,8 +19,8 @@ _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting 
 _HVDKIT = os.path.join(os.path.dirname(hvdkit.__file__), "")  # at the same path on every host
 
 _HEAD = re.compile(r"(?:(Thread|Current thread) 0x[0-9a-fA-F]+\b.*|(Stack) \(most recent call first\)):$")
-# A single thread is the main thread, which a signal made write; otherwise one thread writes all stacks, and its own as
-# the current thread's.
+# A dump of a single thread is the main thread's, on a signal; otherwise one thread writes the stacks of all threads,
+# and its own as the current thread's.
 _MAIN, _THREAD = "Stack", "Thread"
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _STARTS = ("_bootstrap", "_bootstrap_inner")  # the first frames of every thread
@@ -128,7 +128,7 @@ def format_report(doings: Sequence[ProcessStack]) -> str:
 
 
 def _outside(stack: Stack) -> Stack:
-    """Cut a stack where it enters hvdkit: ranks that wait in hvdkit do the same, whatever line they are at."""
+    """Cut a stack where it enters hvdkit: ranks that wait in hvdkit do the same, whatever its line."""
     for at, frame in enumerate(stack):
         if frame.file.startswith(_HVDKIT):
             return (*stack[:at], frame._replace(line=0))

@@ -95,7 +95,7 @@ class AuthenticatedServer:
         self.accept_loop.listen([listener])
 
     def listen_tcp(self, addresses: Sequence[str]) -> int:
-        """Listen at one port of these addresses of this machine; returns the port.
+        """Listen at the same port of these addresses of this machine; returns the port.
 
         Listens on all addresses if an address is not this machine's, but a gateway's that forwards the port (NAT).
         Raises LaunchError if no port is free on all of them.

@@ -68,7 +68,7 @@ class Output:
 
     @property
     def window(self) -> tuple[int, int, bool] | None:
-        """The terminal's (rows, columns, does stderr go there too); None if stdout is no terminal."""
+        """Return (rows, columns, does stderr go there too) of the terminal; None if stdout is no terminal."""
         if not self._terminals[0]:
             return None
         try:

@@ -51,7 +51,7 @@ _OTHER_HOROVODRUN = re.compile(f"{_HOROVOD_NUMBERS}|HOROVOD_(GLOO_RENDEZVOUS_(AD
 
 
 def find_launcher_variables(environ: Iterable[str]) -> tuple[str, ...]:
-    """Name the variables of another job's launcher, which must not reach this one."""
+    """Name the variables of another job's launcher, which must not be sent to this job's ranks."""
     names, patterns = set(environ), [_OTHER_LAUNCHER]
     if "TORCHELASTIC_RUN_ID" in names:
         patterns.append(_OTHER_HVDRUN)
@@ -98,8 +98,8 @@ def withhold(environ: Mapping[str, str], patterns: Sequence[str]) -> dict[str, s
 def select_forwarded(environ: Mapping[str, str], wanted: Collection[str] = ()) -> tuple[str, ...]:
     """Name the variables to send to other hosts: all but those of this host.
 
-    OMPI_MCA_ and similar ones are left out because mpirun sends them itself; values with a line break because ssh's
-    command line does not preserve them. wanted: sent even if they are this host's (-x).
+    OMPI_MCA_ and similar variables are left out because mpirun sends them itself; values with a line break because
+    ssh's command line does not preserve them. wanted: sent even if they are this host's (-x).
     """
     return tuple(
         sorted(

@@ -33,7 +33,7 @@ class Job:
     own_gpus: the option or setting that requires one GPU a rank; "" to warn of ranks that share one, None to allow it.
     networks: interfaces or subnets for traffic between hosts; () to choose.
     tcp: use only TCP between hosts.
-    elasticity: what happens when ranks are lost.
+    elasticity: the reaction to the loss of ranks.
     directory: this job's own, on this host, for the launcher's files; "" before the job runs.
     addresses: of this host, as other hosts reach it; () if all ranks are on this host.
     logs: the folder of the ranks' logs, for messages.
@@ -93,7 +93,7 @@ class Job:
 
     @functools.cached_property
     def config(self) -> Config:
-        """The settings of the ranks. Raises ConfigError for an invalid one."""
+        """The settings of the ranks. Raises ConfigError for an invalid setting."""
         return read_config({**self.environ, **self.variables})
 
 
@@ -116,7 +116,7 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
     hosts: to run on; () for this machine.
     cores: number of cores of hosts, by name, as far as known; for hosts without slots.
     more: how to get more slots, for the message.
-    Raises LaunchError if there are more ranks than slots, or the number of ranks is unknown.
+    Raises LaunchError if the ranks are more than the slots, or their number is unknown.
     """
     total = total_slots(hosts, cores) if hosts else None
     if ranks is None:

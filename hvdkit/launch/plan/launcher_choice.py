@@ -145,7 +145,7 @@ def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherC
     """Choose the launcher.
 
     wish: the user's --launcher; "" for none.
-    Raises LaunchError for a wish that cannot be met, or if there is no launcher at all.
+    Raises LaunchError for a wish that cannot be satisfied, or if no launcher is found.
     """
     if wish == "srun":
         return _choose_srun(environment, "--launcher srun")

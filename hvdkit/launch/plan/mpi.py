@@ -33,7 +33,7 @@ class Mpi:
     kind: open_mpi, mpich, intel_mpi or pals.
     site: found on PATH outside this Python's prefix; otherwise it came with the Python environment.
     library: the libmpi installed with it; "" if it is not found.
-    session_base: a parameter file of Open MPI 5 says where the directories of sessions are.
+    session_base: a parameter file of Open MPI 5 sets the parent of the sessions' directories.
     """
 
     kind: str
@@ -52,10 +52,10 @@ class Mpi:
 
 
 def find_mpi(environ: Mapping[str, str], prefix: str) -> Mpi:
-    """Find the mpirun to use: a site's on PATH if there is one, else the one in this Python's environment.
+    """Find the mpirun to use: the site's if PATH has one, else that of this Python's environment.
 
     prefix: sys.prefix.
-    Raises LaunchError if there is none, or an unknown one.
+    Raises LaunchError if no mpirun is found, or its MPI is unknown.
     """
     embedded = Path(prefix) / "bin"
     for path in _search(environ.get("PATH", os.defpath), embedded):

@@ -63,7 +63,7 @@ class NetworkChoice:
 def parse_interfaces(rows: Iterable[Sequence[object]]) -> tuple[InterfaceAddress, ...]:
     """Parse an agent's list of [name, address, length of prefix, Mbit/s].
 
-    Raises ValueError for an invalid one.
+    Raises ValueError for an invalid list.
     """
     interfaces = []
     kinds = (str, str, int, int)

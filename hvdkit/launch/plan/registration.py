@@ -50,7 +50,7 @@ class StartOrders:
 
 
 def parse_registration(hello: Mapping[str, Any]) -> Registration:
-    """Parse an agent's message. Raises ValueError for an invalid one."""
+    """Parse an agent's message. Raises ValueError for an invalid message."""
     rank, size, host = (hello.get(name) for name in ("rank", "size", "host"))
     if type(rank) is not int or type(size) is not int or not isinstance(host, str) or rank < 0 or size < 0:
         raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
@@ -146,7 +146,7 @@ def plan_start_orders(
             numbered = plan_horovod_variables(hosts)  # the other variables describe the first world only
         else:
             numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
-    planned_hosts = job.planned  # where replacements may start
+    planned_hosts = job.planned  # replacements may start there
     slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.survives and host.slots}
     orders: dict[int, dict[str, Any]] = {
         rank: {

@@ -50,7 +50,7 @@ def take_fields(fields: object, what: str, **kinds: type) -> list[Any]:
 
 
 def parse_resources(message: Mapping[str, Any]) -> HostResources:
-    """Parse an agent's message. Raises ValueError for an invalid one."""
+    """Parse an agent's message. Raises ValueError for an invalid message."""
     if not message:
         return HostResources()
     kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list}
