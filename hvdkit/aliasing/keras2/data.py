@@ -1,4 +1,4 @@
-"""fit(steps_per_epoch=...) over arrays and Sequences: each epoch starts at the beginning of the data, and repeats it.
+"""fit(steps_per_epoch=...) over arrays and Sequences: each epoch starts at the first batch, and repeats if necessary.
 
 Keras 3 continues where the last epoch stopped, and ends an epoch early when the data ends. On TensorFlow it accepts no
 list of inputs or targets from a Sequence or a generator, so such a list is passed as a tuple.
