@@ -12,7 +12,8 @@ from hvdkit.launch.plan.job import Job, Launch, plan_places
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, Mpi
 
-#: Use only TCP between hosts. Shared memory stays in use inside a host; Open MPI 4 and 5 have different names for it.
+#: Use only TCP between hosts. Other networks are excluded by name, because Open MPI 4 and 5 have different names for
+#: shared memory, which stays in use inside a host.
 OPEN_MPI_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,openib,usnic"}
 #: The same for libfabric, under MPICH, Intel MPI and Cray MPICH.
 LIBFABRIC_TCP = {"FI_PROVIDER": "tcp"}
@@ -193,7 +194,7 @@ def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:
     if any(f"{prefix}_MCA_{each}" in job.environ for each in ("plm_ssh_agent", "plm_rsh_agent")):
         return words  # the user's own ssh
     if choice.qrsh:
-        return words  # with hvdrun's own ssh agent, Open MPI would not use qrsh
+        return words  # if hvdrun set plm_rsh_agent, Open MPI would not use qrsh
     # Without tree spawn every ssh is started here. Open MPI 5's daemons would get the options cut off at the first "=".
     no_tree = agent.replace("agent", "no_tree_spawn")
     return [*words, option, agent, shlex.join(["ssh", *job_ssh_options(job)]), option, no_tree, "1"]

@@ -37,7 +37,7 @@ _HINTS = {
     signal.SIGBUS: ", often because /dev/shm or a disk is full (see df there)",
     signal.SIGABRT: ", a failed check in compiled code (PYTHONFAULTHANDLER=1 shows where)",
 }
-# Unlike a traceback, it has no comma after the line's number.
+# Unlike a traceback, faulthandler's dump has no comma after the line's number.
 _FAULTHANDLER = re.compile(r'^Fatal Python error: |File ".*", line \d+ in ')
 
 
