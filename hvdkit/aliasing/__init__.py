@@ -1,8 +1,8 @@
-"""Scripts for Horovod, run as they are: its modules' names give hvdkit's, and habits that Keras 3 ended are put back.
+"""Run Horovod scripts unchanged: imports of Horovod's modules give hvdkit's, and Keras 3 accepts code for Keras 2.
 
 The names of modules are an alias only. The patches of Keras and TensorFlow (keras2, tensorflow1) are experimental.
 
-Nothing is loaded before the script imports it: not hvdkit's adapters, and no framework.
+hvdkit's adapters and the frameworks are loaded only when the script imports them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FINDER = AliasFinder()
 
 
 def install() -> None:
-    """Make `import horovod...` give hvdkit from now on; again is nothing new.
+    """Make `import horovod...` give hvdkit from now on; a second call has no effect.
 
     Raises AliasError if Horovod itself has been imported.
     """

@@ -14,7 +14,7 @@ from hvdkit.aliasing.names import CALLS, MODULES, VERSION, refusal
 
 
 def is_alias(module: ModuleType) -> bool:
-    """Is this `horovod` hvdkit's?"""
+    """Is this module `horovod` the alias of hvdkit?"""
     return MARK in vars(module)
 
 
@@ -26,7 +26,7 @@ class AliasFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module of Horovod's. Raises ImportError, which says why, for what hvdkit has not."""
+        """Find a module of Horovod's. Raises ImportError with the reason if hvdkit does not have it."""
         if name.partition(".")[0] != "horovod":
             return None
         problem = refusal(name)
@@ -37,7 +37,7 @@ class AliasFinder:
 
 
 class _Same:
-    """Loads a module of hvdkit's as one of Horovod's: the same object."""
+    """Loads a module of hvdkit's under the name of Horovod's; both names give the same object."""
 
     def __init__(self, theirs: str) -> None:
         self._theirs = theirs
@@ -48,24 +48,24 @@ class _Same:
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("hvdkit_"):
                 raise
-            importlib.import_module(error.name.replace("_", ".", 1))  # raises the error that says what to install
+            importlib.import_module(error.name.replace("_", ".", 1))  # raises the error with the package to install
             raise
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back, and what stands for calls that hvdkit has not."""
+        """Restore the module's own spec, and add stand-ins for calls that hvdkit does not have."""
         name = module.__spec__.name if module.__spec__ else ""
         module.__spec__ = self._spec
         if not hasattr(module, "__path__"):
-            module.__path__ = []  # so that the finder is asked for what is below, and says what to use instead
+            module.__path__ = []  # so that submodules are requested from the finder, whose error names a replacement
         for (owner, call), why in CALLS.items():
             if owner == name and not hasattr(module, call):
                 setattr(module, call, refused_call(f"{owner}.{call}", why))
 
 
 def refused_call(name: str, why: str) -> type:
-    """What stands for a function or a class that there is not: calling it or deriving from it raises ImportError."""
+    """Make a stand-in for a missing function or class: calling it or deriving from it raises ImportError."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise ImportError(f"{name} is not in hvdkit, which replaces Horovod in this process: {why}.", name=name)
@@ -74,7 +74,7 @@ def refused_call(name: str, why: str) -> type:
 
 
 class _Package(ModuleType):
-    """The package `horovod`: its parts are loaded when they are used."""
+    """The package `horovod`: its submodules are loaded on first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__" or (name.startswith("__") and name.endswith("__")):
@@ -86,7 +86,7 @@ class _Package(ModuleType):
 
 
 class _Run(ModuleType):
-    """horovod.run: a function in Horovod 0.20 and later, a module with a function of that name before."""
+    """horovod.run, which is a function since Horovod 0.20, and before was a module with a function `run`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
@@ -99,13 +99,13 @@ class _Run(ModuleType):
 
 
 class _Made:
-    """Makes the modules that are none of hvdkit's: `horovod` and `horovod.run`."""
+    """Creates the modules without a counterpart in hvdkit: `horovod` and `horovod.run`."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Run(spec.name) if spec.name == "horovod.run" else _Package(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         setattr(module, MARK, True)
-        module.__file__ = str(Path(__file__).parents[1] / "__init__.py")  # scripts log where their Horovod is
+        module.__file__ = str(Path(__file__).parents[1] / "__init__.py")  # scripts log the path of their Horovod
         if module.__name__ == "horovod":
             module.__version__ = VERSION  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Which of Horovod's modules are which of hvdkit's, and what hvdkit does not have. Names only; nothing is loaded."""
+"""Map Horovod's modules to hvdkit's, and list those that hvdkit does not have. Names only; nothing is loaded."""
 
 from __future__ import annotations
 
-#: The version that scripts see.
+#: Horovod's version that scripts read.
 VERSION = "0.28.1"
 
 _SAME = """
@@ -14,7 +14,7 @@ tensorflow.data tensorflow.data.compute_service tensorflow.data.compute_worker
 torch torch.compression torch.elastic torch.elastic.sampler torch.elastic.state torch.functions torch.mpi_ops
 torch.optimizer torch.sync_batch_norm
 """
-#: Modules of Horovod's that packages of this project have: hvdkit_ray, hvdkit_spark.
+#: Modules of Horovod's that are in other packages of this project: hvdkit_ray, hvdkit_spark.
 _IN_PACKAGES = """
 ray
 spark spark.common spark.common.backend spark.common.store spark.runner
@@ -29,7 +29,7 @@ MODULES = {f"horovod.{name}": f"hvdkit.{name}" for name in _SAME.split()} | {
     "horovod.ray.elastic": "hvdkit_ray.executor",
 }
 
-#: What Horovod has beside these, and hvdkit has not -> the way round. The modules below are meant too.
+#: Module of Horovod's that hvdkit does not have -> the alternative. It applies to submodules too.
 REFUSED = {
     "horovod.mxnet": "MXNet is retired. Port the model to PyTorch or Keras, which hvdkit supports",
     "horovod.ray.elastic_v2": "Use horovod.ray.RayExecutor(min_workers=..., max_workers=...)",
@@ -48,7 +48,7 @@ _DERIVED = (
     "DistributedOptimizer(optimizer, strategy=...) with a subclass of hvdkit.engine.api.Strategy"
 )
 
-#: (module, name) of Horovod's functions and classes that hvdkit lacks -> what is said when one is called.
+#: (module, name) of Horovod's functions and classes that hvdkit does not have -> the error message of a call.
 CALLS = {
     ("horovod.tensorflow", "_DistributedOptimizer"): _DERIVED,
     ("horovod.tensorflow", "_DistributedAdasumOptimizer"): _DERIVED,
@@ -59,7 +59,7 @@ CALLS = {
 
 
 def refusal(name: str) -> str:
-    """Why a module of Horovod's cannot be imported, and the way round; "" for one that hvdkit has."""
+    """Return why a module of Horovod's cannot be imported, and the alternative; "" for a module that hvdkit has."""
     if name in MODULES or name in ("horovod", "horovod.run"):
         return ""
     parts = name.split(".")

@@ -1,4 +1,4 @@
-"""What the user is told of a script's habits: once each, by rank 0."""
+"""Deprecation warnings about a script's code, each logged once, on rank 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvdkit.world import read_world
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Log a warning, unless this process has logged it already, or is not rank 0."""
+    """Log a warning on rank 0, unless this process has logged it already."""
     world = read_world()
     if world.rank:
         return

@@ -1,7 +1,7 @@
-"""TensorFlow 1's names in `tf`: those with a meaning today are found; those of sessions and graphs raise an error.
+"""TensorFlow 1's names in `tf`: those that still work are found; those of sessions and graphs raise an error.
 
-In tf.compat.v1 sessions and graphs work as TensorFlow has them. Keras 3 does not work in them, see check_eager().
-Experimental, as the patches of Keras: it adds names to the module tensorflow.
+Sessions and graphs of tf.compat.v1 are unchanged. Keras 3 does not work in them, see check_eager().
+Experimental, like the patches of Keras: it adds names to the module tensorflow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOP = "write the training step with tf.GradientTape and hvd.DistributedGradien
 
 _EAGER = f"there is no graph to run, as TensorFlow 2 executes eagerly; {_LOOP}. {_WITHOUT_KERAS}"
 
-#: Names of `tf`, a dot below it too -> what to write.
+#: Names of `tf`, also with dots -> the replacement to write.
 REFUSED = {
     "placeholder": "pass tensors to a function that is decorated with @tf.function",
     "variable_scope": "create variables with tf.Variable or Keras layers",
@@ -52,7 +52,7 @@ REFUSED = {
     "train.AdagradOptimizer": "use keras.optimizers.Adagrad",
 }
 
-#: Looked for in tf.compat.v1, where they work without a graph.
+#: Names that are looked up in tf.compat.v1, where they work without a graph.
 _STILL_THERE = """
 ConfigProto GPUOptions logging app flags gfile set_random_seed get_default_graph reset_default_graph to_float to_int32
 to_int64 log ceil div mod diag is_nan string_to_number parse_single_example FixedLenFeature read_file decode_raw
@@ -65,7 +65,7 @@ _NOWHERE = ("layers", "contrib", "estimator")
 
 
 def apply(tf: ModuleType) -> None:
-    """Have TensorFlow 2 find them, or say what to write."""
+    """Make TensorFlow 2 find these names, or raise an error that names the replacement."""
     if not tf.__version__.startswith("2."):
         return
     _replace(tf, "Session", _Session)
@@ -77,7 +77,7 @@ def apply(tf: ModuleType) -> None:
 
 
 def _replace(module: Any, name: str, value: Any) -> None:
-    """Set an attribute of one of TensorFlow's modules, some of which keep what has been looked up once."""
+    """Set an attribute of one of TensorFlow's modules; some modules cache attributes that were looked up."""
     setattr(module, name, value)
     kept = getattr(module, "_fastdict_key_in", None)
     if kept is not None and kept(name):
@@ -94,7 +94,7 @@ class _V1Keras(ModuleType):
 
 
 def explain(name: str) -> str:
-    """What is said of a name that TensorFlow 1 had below `tf`; "" for one that it does not know."""
+    """Return the error message for a name that TensorFlow 1 had in `tf`; "" for a name that is not in REFUSED."""
     way = REFUSED.get(name)
     if not way:
         return ""
@@ -103,7 +103,7 @@ def explain(name: str) -> str:
 
 
 def check_eager(call: str) -> None:
-    """Raise RuntimeError if a script has Keras 3 work where eager execution is disabled."""
+    """Raise RuntimeError if a script uses Keras 3 while eager execution is disabled."""
     tf = sys.modules.get("tensorflow")
     if tf is not None and not tf.compat.v1.executing_eagerly_outside_functions():
         raise RuntimeError(
@@ -135,7 +135,7 @@ def _look_further(module: ModuleType, prefix: str) -> None:
 
 
 def _session_class(tf: ModuleType) -> Any:
-    """tf.compat.v1.Session: TensorFlow's where there is a graph to run, else _Session."""
+    """Make tf.compat.v1.Session: TensorFlow's class if a graph exists to run, else _Session."""
     own: Any = tf.compat.v1.Session
 
     class Kind(type(own)):  # type: ignore[misc]
@@ -152,7 +152,7 @@ def _session_class(tf: ModuleType) -> Any:
 
 
 class _Session:
-    """tf.Session, for scripts that make one only to give it to K.set_session: it keeps the configuration."""
+    """tf.Session for scripts that create a session only for K.set_session: it keeps the configuration."""
 
     def __init__(self, target: Any = "", graph: Any = None, config: Any = None) -> None:
         self.config = config
@@ -169,12 +169,12 @@ class _Session:
 
 
 def get_session() -> _Session:
-    """K.get_session: one that does nothing."""
+    """K.get_session: return a session without a configuration."""
     return _Session()
 
 
 def set_session(session: Any) -> None:
-    """K.set_session: do what the session's configuration says of GPUs and threads, which is what it was used for."""
+    """K.set_session: apply the GPU and thread options of the session's configuration, its usual purpose."""
     tf = importlib.import_module("tensorflow")
     config = getattr(session, "config", None)
     warn_once("K.set_session() was removed in Keras 3; hvdkit applies the GPU and thread options of its configuration.")
@@ -193,5 +193,5 @@ def set_session(session: Any) -> None:
             tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
         if config.inter_op_parallelism_threads:
             tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
-    except RuntimeError as error:  # TensorFlow has begun already
+    except RuntimeError as error:  # TensorFlow is initialized already
         warn_once(f"K.set_session() was called after TensorFlow had started, so its configuration is ignored: {error}")

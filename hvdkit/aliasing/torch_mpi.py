@@ -1,7 +1,7 @@
-"""What `hvdrun --mpi-backend` does in a rank: torch.distributed's backend "mpi", which wheels of torch lack, is hvdkit.
+"""`hvdrun --mpi-backend` in a rank: hvdkit is torch.distributed's backend "mpi", which wheels of torch do not have.
 
-It imports nothing but waits for torch.distributed. A script that asks for "mpi" or "hvdkit" then gets hvdkit's backend,
-without an import of hvdkit; torch.distributed.get_backend() says "hvdkit", and is_mpi_available() True.
+It patches torch.distributed when the script imports it. A script that requests "mpi" or "hvdkit" then gets hvdkit's
+backend without importing hvdkit. torch.distributed.get_backend() returns "hvdkit", and is_mpi_available() True.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OURS = "hvdkit"
 
 
 def rename(backend: str) -> str:
-    """The backend's name, or names by device ("cpu:mpi,cuda:nccl"), with hvdkit in the place of mpi."""
+    """Replace mpi by hvdkit in a backend's name, or in names by device ("cpu:mpi,cuda:nccl")."""
     devices = [part.rpartition(":") for part in backend.split(",")]
     return ",".join(
         device + colon + (_OURS if name.strip().lower() == "mpi" else name) for device, colon, name in devices
@@ -24,7 +24,7 @@ def rename(backend: str) -> str:
 
 
 def answer(module: ModuleType) -> None:
-    """Have this module, torch.distributed.distributed_c10d, know hvdkit's backend by both names."""
+    """Patch the module torch.distributed.distributed_c10d to accept both names of hvdkit's backend."""
     kind: Any = module.__dict__["Backend"]
     plain = kind.__new__
 
@@ -32,7 +32,7 @@ def answer(module: ModuleType) -> None:
         if isinstance(name, str):
             name = rename(name)
             if _OURS in name.lower():
-                importlib.import_module("hvdkit.torch")  # makes it known
+                importlib.import_module("hvdkit.torch")  # registers the backend
         named: str = plain(cls, name)
         return named
 

@@ -1,6 +1,6 @@
-"""hvdrun: from a command and some hosts to running ranks. Imports no framework and no MPI.
+"""hvdrun: start the ranks of a command on hosts. Imports no framework and no MPI.
 
-The module can be called: `hvdkit.launch(options, train)` is `hvdkit.launch.run_api.launch`.
+The module is callable: `hvdkit.launch(options, train)` calls `hvdkit.launch.run_api.launch`.
 """
 
 from __future__ import annotations

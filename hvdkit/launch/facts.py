@@ -13,7 +13,10 @@ from hvdkit.launch.plan.network import InterfaceAddress
 
 @dataclass(frozen=True)
 class KnownHost:
-    """local: it is this machine. known: the name service or ssh resolves it. address: the first one; "" for none."""
+    """Facts about a host.
+
+    local: it is this machine. known: the name service or ssh resolves it. address: its first address; "" for none.
+    """
 
     local: bool
     known: bool = True
@@ -22,13 +25,23 @@ class KnownHost:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """See `prepare`, which collects them.
+    """The facts of a job; `prepare` collects them.
 
-    environ: hvdrun's variables. found: the hosts to run on. hosts: facts of each, by its login. cores: of this machine.
-    requested_ranks: of -np; None for one on each slot. command: of the ranks. command_problem: why it cannot be
-    started; None if it can. home: see `plan_home`. ssh_options: the user's own. interfaces: of this machine, where
-    hosts are remote. seed: for --wrap. directory: the working directory. root: this is its process. python: see Job.
-    launchers: what can start ranks; None where only a Job is planned.
+    environ: hvdrun's variables.
+    found: the hosts to run on.
+    hosts: the facts of each host, by its login.
+    cores: number of cores of this machine.
+    requested_ranks: the number of ranks of -np; None for one on each slot.
+    command: of the ranks.
+    command_problem: the error if the command cannot be started; else None.
+    home: see `plan_home`.
+    ssh_options: the user's own.
+    interfaces: of this machine; () if all hosts are local.
+    seed: for --wrap.
+    directory: the working directory.
+    root: hvdrun runs as root.
+    python: see Job.
+    launchers: the programs that can start ranks; None if only a Job is planned.
     """
 
     environ: Mapping[str, str]

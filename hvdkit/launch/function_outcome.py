@@ -1,4 +1,4 @@
-"""What a function did on one rank, as it travels to the process that started the ranks."""
+"""The outcome of a function on one rank, as it is sent to the process that started the ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HVDKIT = f"{Path(__file__).parents[1]}/"
 
 @dataclass(frozen=True)
 class FunctionOutcome:
-    """What a function returned or raised.
+    """The value that a function returned, or the exception that it raised.
 
-    error: pickled by itself, because its class may be unknown where it arrives; b"" if the function returned.
+    error: pickled by itself, because the receiver may not know its class; b"" if the function returned.
     summary, traceback: of the error, with the rank's own lines. internal: is it a HorovodInternalError?
     """
 
@@ -37,7 +37,7 @@ class FunctionOutcome:
         return bool(self.error)
 
     def load_error(self) -> Exception:
-        """The exception itself or, where its class is unknown, a RuntimeError with its type and text."""
+        """Return the exception, or a RuntimeError with its type and text if its class is unknown."""
         try:
             error = pickle.loads(self.error)
         except Exception:  # whatever its class does
@@ -54,8 +54,9 @@ class FunctionOutcome:
 def describe_error(error: BaseException, dumps: Dumps) -> FunctionOutcome:
     """Describe an exception that a function has raised on this rank.
 
-    dumps: of the pickle module by which it travels. An exception that does not survive it, or is none of Exception, is
-    replaced by a RuntimeError with its type and text or, if it is one, a HorovodInternalError.
+    dumps: of the pickle module that it is sent with. An exception that cannot be pickled and unpickled, or does not
+    derive from Exception, is replaced by a RuntimeError with its type and text; a HorovodInternalError is replaced by
+    another HorovodInternalError.
     """
     internal = isinstance(error, HorovodInternalError)
     summary, text = _summarize(error), "".join(traceback.format_exception(type(error), error, own_frames(error)))
@@ -70,7 +71,7 @@ def describe_error(error: BaseException, dumps: Dumps) -> FunctionOutcome:
 
 
 def own_frames(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of hvdkit that called the function; all of it if there are no others."""
+    """Return the traceback without the frames of hvdkit that called the function; all of it if it has no others."""
     where = error.__traceback__
     while where is not None and where.tb_frame.f_code.co_filename.startswith(_HVDKIT):
         where = where.tb_next
@@ -78,7 +79,7 @@ def own_frames(error: BaseException) -> TracebackType | None:
 
 
 def pickle_outcome(outcome: FunctionOutcome, dumps: Dumps) -> tuple[FunctionOutcome, bytes]:
-    """Pickle an outcome, and return it too; a value that cannot be pickled becomes a TypeError that names its type."""
+    """Return an outcome and its pickle; a value that cannot be pickled becomes a TypeError that names its type."""
     try:
         return outcome, dumps(outcome)
     except Exception as error:  # whatever the class of the value does
@@ -93,5 +94,5 @@ def _summarize(error: BaseException) -> str:
 
 
 def _replace(summary: str, internal: bool) -> Exception:
-    # Not a HorovodInternalError in place of others: that means a lost rank, after which elastic jobs go on.
+    # Other errors are not replaced by HorovodInternalError: that means a lost rank, after which elastic jobs continue.
     return HorovodInternalError(summary) if internal else RuntimeError(summary)

@@ -1,4 +1,4 @@
-"""The results that ranks write into a folder, and the values or exceptions that launch() makes of them."""
+"""The results that ranks write into a folder; launch() returns their values or raises their exceptions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _RESULT = "result."
 
 
 def result_name(host: str, process: int, start: int) -> str:
-    """The file of the result of a process. start: of the job, from 1."""
+    """Name the file of a process's result. start: number of the job's start, from 1."""
     return f"{_RESULT}{start}.{process}.{host}.pickle"
 
 
 class Result(NamedTuple):
     """The result that a rank has written.
 
-    seconds: when, by the clock of its host. outcome: a FunctionOutcome, pickled. start: of the job, from 1.
+    seconds: time of writing by the clock of its host, since 1970. outcome: a FunctionOutcome, pickled.
+    start: number of the job's start, from 1.
     """
 
     rank: int
@@ -34,7 +35,7 @@ class Result(NamedTuple):
     start: int = 1
 
     def get(self) -> Any:
-        """Return what the function returned. Raises what it raised."""
+        """Return the function's value, or raise its exception."""
         where = f"rank {self.rank} on {self.host}"
         try:
             outcome: FunctionOutcome = pickle.loads(self.outcome)
@@ -47,7 +48,7 @@ class Result(NamedTuple):
 
     @property
     def is_internal(self) -> bool:
-        """Has the function raised HorovodInternalError?"""
+        """Did the function raise HorovodInternalError?"""
         return self.raised and bool(pickle.loads(self.outcome).internal)
 
 
@@ -58,19 +59,22 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def find_last(results: Sequence[Result]) -> list[Result]:
-    """Find what the ranks of the last start have returned, by rank."""
+    """Find the results without an exception of the last start that has any, by rank."""
     returned = [result for result in results if not result.raised]
     last = max((result.start for result in returned), default=0)
     return sorted((result for result in returned if result.start == last), key=lambda result: result.rank)
 
 
 def give_results(results: Sequence[Result], ranks: int, status: int, folder: object) -> list[Any]:
-    """Return what each rank returned, by rank.
+    """Return the value of each rank, by rank. Raises the same errors as launch().
 
-    results: of the ranks that have left one. status: exit code of hvdrun. folder: of the results. Raises as launch().
+    results: of the ranks that have written a result.
+    ranks: number of ranks.
+    status: exit code of hvdrun.
+    folder: of the results.
     """
     failed = sorted((result for result in results if result.raised), key=lambda result: result.seconds)
-    # Ranks that have waited for the one that failed raise HorovodInternalError, perhaps before it has come to its end.
+    # Ranks that waited for the failed rank raise HorovodInternalError, perhaps before the failed rank has ended.
     for result in sorted(failed, key=lambda result: result.is_internal):
         result.get()
     if status:

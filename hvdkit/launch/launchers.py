@@ -1,4 +1,4 @@
-"""Launchers: from a job to the command line that starts its ranks. Nothing is started here."""
+"""Build the launcher's command line that starts the ranks of a job. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hvdkit.launch.plan.job import Job, Launch, plan_places
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, Mpi
 
-#: Only TCP between hosts. By name, as Open MPI 4 and 5 name shared memory differently; it stays in use inside a host.
+#: Use only TCP between hosts. Other networks are excluded by name, because Open MPI 4 and 5 have different names for
+#: shared memory, which stays in use inside a host.
 OPEN_MPI_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct,openib,usnic"}
 #: The same for libfabric, under MPICH, Intel MPI and Cray MPICH.
 LIBFABRIC_TCP = {"FI_PROVIDER": "tcp"}
@@ -58,9 +59,10 @@ def fill_hosts(job: Job) -> tuple[tuple[str, int], ...]:
 
 
 def refuse(job: Job, launcher: str, *what: str) -> None:
-    """Raise LaunchError for what a launcher does not accept.
+    """Raise LaunchError if the job has a feature that the launcher does not accept.
 
-    what: "ipv6" for addresses in its list of hosts, "users" for hosts with a user, "ssh" for -p and -i.
+    what: the features to check: "ipv6" for addresses in its list of hosts, "users" for hosts with a user, "ssh" for -p
+    and -i.
     """
     addresses = [host.name for host in job.hosts if ":" in host.name]
     if "ipv6" in what and addresses and not job.local:
@@ -126,7 +128,7 @@ def build_intel_mpi(job: Job, choice: LauncherChoice) -> Launch:
 
 
 # Ranks survive each other's end, also ranks that other ranks have started (recoverable), and do not wait at their own
-# end for hosts without ranks. Every daemon connects to mpirun itself: by default the 65th and later ones connect
+# end for hosts without ranks. Every daemon connects to mpirun itself: by default the 65th and later daemons connect
 # through others, and would end with them.
 _ELASTIC = (
     *("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),
@@ -154,7 +156,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
     if job.tcp:
         variables.update(unless_set(OPEN_MPI_TCP, job.environ))
     if job.local:
-        # Inside one host shared memory suffices; detecting fabrics costs a second at each start.
+        # Shared memory suffices inside one host; the detection of fabrics takes a second at each start.
         variables.update(unless_set(WITHOUT_FABRICS, {**job.environ, **variables}))
     else:
         argv += _daemon_parameters(job, mpi, choice)
@@ -170,7 +172,7 @@ def _format_hosts(job: Job) -> Iterable[str]:
 
 
 def _session_parameters(job: Job, mpi: Mpi) -> list[str]:
-    """Give Open MPI 5's mpirun a directory of this job's for its session.
+    """Give Open MPI 5's mpirun this job's directory for its session.
 
     By default the session's name in /tmp is mpirun's process number. If an mpirun was killed, its files stay there, and
     a later mpirun with the same number ends with "The PMIx server's listener thread failed to start". If the user has
@@ -186,13 +188,13 @@ def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:
     option, prefix, agent, name = (
         ("--prtemca", "PRTE", "plm_ssh_agent", "ssh") if mpi.major >= 5 else ("--mca", "OMPI", "plm_rsh_agent", "rsh")
     )
-    # Neither started by the scheduler nor limited to its number of slots.
+    # The scheduler neither starts the daemons nor limits the number of slots.
     over_ssh = [option, "plm", name, option, "ras", "^slurm,tm,lsf,gridengine" if mpi.major < 5 else "^slurm,pbs,lsf"]
     words = over_ssh if choice.ssh else []
     if any(f"{prefix}_MCA_{each}" in job.environ for each in ("plm_ssh_agent", "plm_rsh_agent")):
         return words  # the user's own ssh
     if choice.qrsh:
-        return words  # with an agent of ours Open MPI would not use qrsh
+        return words  # if hvdrun set plm_rsh_agent, Open MPI would not use qrsh
     # Without tree spawn every ssh is started here. Open MPI 5's daemons would get the options cut off at the first "=".
     no_tree = agent.replace("agent", "no_tree_spawn")
     return [*words, option, agent, shlex.join(["ssh", *job_ssh_options(job)]), option, no_tree, "1"]
@@ -256,8 +258,8 @@ def build_srun(job: Job, choice: LauncherChoice) -> Launch:
     refuse(job, "srun", "ipv6", "users", "ssh")
     variables = {**job.variables, **(library_variables(job, choice.mpi) if choice.mpi else {})}
     argv = [choice.program, f"--mpi={choice.pmi}", f"--ntasks={job.ranks}", *_layout_options(job)]
-    # A task that fails ends the step; otherwise srun waits for the others. All variables reach the ranks, whatever
-    # options sbatch had; and --cpus-per-task, which a step does not inherit from the job.
+    # A failed task ends the step; otherwise srun waits for the others. All variables are sent to the ranks, whatever
+    # options sbatch had; and --cpus-per-task is passed, which a step does not inherit from the job.
     argv += ["--kill-on-bad-exit=1", "--export=ALL"]
     if job.environ.get("SLURM_CPUS_PER_TASK"):
         argv.append(f"--cpus-per-task={job.environ['SLURM_CPUS_PER_TASK']}")

@@ -1,4 +1,4 @@
-"""The options of a job, as data: made of hvdrun's command line, or in Python for `hvdkit.launch`."""
+"""The options of a job, as data: from hvdrun's command line, or from Python for `hvdkit.launch`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from hvdkit.launch.plan.launcher_choice import LAUNCHERS
 class LaunchOptions:
     """hvdrun's options, by their names; None, () and "" stand for an option that is not given.
 
-    np: a number of ranks, "auto" or "gpu". hosts: as "node1:4,node2:4". command: of each rank; module: it is a module.
-    env: "NAME" or "NAME=VALUE" for the ranks, of -x. no_forward_env: patterns.
-    settings: variables of settings (HVDKIT_...) and their values. set_by: the options that have set them, for messages.
-    elastic, min_np, max_np: the same as their settings, which go before. ignored: notes on options without effect.
+    Fields that are not listed have the meaning of hvdrun's option of the same name.
+
+    np: a number of ranks, "auto" or "gpu".
+    hosts: like "node1:4,node2:4".
+    command: of each rank.
+    module: the first word of the command is a Python module.
+    env: "NAME" or "NAME=VALUE" of -x, for the ranks.
+    no_forward_env: patterns of variables that the ranks do not get.
+    elastic, min_np, max_np: the same as their settings; `settings` takes precedence.
+    settings: variables of settings (HVDKIT_...) and their values.
+    set_by: the options that have set them, for messages.
+    ignored: notes on options without effect.
+
     Raises LaunchError for a launcher or a number of ranks that does not exist.
     """
 

@@ -1,4 +1,4 @@
-"""Plan a job from its options and the facts: data to data."""
+"""Plan a job from its options and the facts; pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hvdkit.launch.plan.resources import plan_shared_gpus
 from hvdkit.startup import plan_variables
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Options that give ranks or hosts, with or without a value in the same word.
+# Options for ranks or hosts, with or without a value in the same word.
 _GIVES_RANKS = re.compile(r"(-np?(\d+|gpu|auto)?|--np|--num-proc|-H|--hosts|--?hostfile)(=.*)?")
 _ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_PATIENCE_S", "HVDKIT_ELASTIC_SAVE_S")
 
@@ -34,7 +34,7 @@ _KERAS_BACKENDS = ("tensorflow", "torch", "jax", "numpy", "openvino")
 
 
 def plan_job(options: LaunchOptions, facts: Facts, ranks: int | None = None) -> Job:
-    """Plan the job. Raises LaunchError for one that cannot be started.
+    """Plan the job. Raises LaunchError for a job that cannot be started.
 
     ranks: of a job that is restarted; None to take them from the options.
     """
@@ -82,17 +82,17 @@ def plan_job(options: LaunchOptions, facts: Facts, ranks: int | None = None) -> 
         start_timeout_s=options.start_timeout,
         save_timeout_s=options.save_timeout,
         metrics_port=options.metrics_port,
-        rank_variables=not options.wrap,  # a script for one process is to see one process
+        rank_variables=not options.wrap,  # a wrapped script must see a single process
     )
 
 
 def with_elasticity(job: Job, elasticity: Elasticity) -> Job:
-    """The same job with another elasticity."""
+    """Return the job with another elasticity."""
     return replace(job, elasticity=elasticity, variables={**job.variables, **elasticity.variables})
 
 
 def plan_environ(options: LaunchOptions, facts: Facts) -> tuple[dict[str, str], dict[str, str]]:
-    """Plan the ranks' environment, without the variables that hvdrun sets, and the variables of -x, which it has too.
+    """Plan the ranks' environment without hvdrun's variables; returns it, and the variables of -x that it includes.
 
     Raises LaunchError for a variable that cannot be sent.
     """
@@ -166,7 +166,7 @@ def _plan_variables(
 def _plan_notes(
     options: LaunchOptions, facts: Facts, ranks: int, unknown: str, environ: Mapping[str, str], config: Config
 ) -> list[str]:
-    """Plan the messages before the start. unknown: on hosts that are not known; "" for none."""
+    """Plan the messages before the start. unknown: the message on unknown hosts; "" for none."""
     found, late = facts.found, _find_late_option(options.command)
     notes = [*found.notes, *([unknown] if unknown else [])]
     if options.np is None and late.startswith("-np"):
@@ -190,7 +190,7 @@ def _plan_notes(
 def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) -> dict[str, str]:
     """Read the variables of -x. local: all ranks are on this machine.
 
-    Raises LaunchError for a variable without a value, of hvdrun's or the launcher's own, or that cannot be sent.
+    Raises LaunchError for a variable without a value, one that hvdrun or the launcher sets, or one that cannot be sent.
     """
     sent: dict[str, str] = {}
     settings = {setting.variable for setting in read_settings({})}
@@ -234,7 +234,7 @@ def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) 
 
 
 def _refuse_twice(sent: Mapping[str, str], settings: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the settings. Raises LaunchError for one that -x sets to another value."""
+    """Return the settings. Raises LaunchError for a setting that -x sets to another value."""
     for name, value in settings.items():
         if sent.get(name, value) != value:
             raise LaunchError(
@@ -245,12 +245,12 @@ def _refuse_twice(sent: Mapping[str, str], settings: Mapping[str, str]) -> Mappi
 
 
 def _find_late_option(command: Sequence[str]) -> str:
-    """Find an option among the command's arguments that gives ranks or hosts to hvdrun; "" if there is none."""
+    """Find an option of hvdrun for ranks or hosts among the command's arguments; "" without one."""
     return next((word for word in command[1:] if _GIVES_RANKS.fullmatch(word)), "")
 
 
 def _plan_startup(options: LaunchOptions) -> dict[str, str]:
-    """The variables of hvdkit.startup: what ranks do before the script."""
+    """Plan the variables of hvdkit.startup, which the ranks run before the script."""
     unused = [name for name in options.settings if name.startswith("HVDKIT_WRAP_")]
     if unused and not options.wrap:
         raise LaunchError(
@@ -266,7 +266,7 @@ def _plan_startup(options: LaunchOptions) -> dict[str, str]:
 
 
 def _choose_binding(bind: str, binding_args: str | None) -> str:
-    """The setting `bind`, unless the launcher is to bind the ranks."""
+    """Return the setting `bind`, or "none" if the launcher is to bind the ranks."""
     if binding_args is None:
         return bind
     if bind in ("core", "numa"):
@@ -278,7 +278,7 @@ def _choose_binding(bind: str, binding_args: str | None) -> str:
 
 
 def _choose_own_gpus(options: LaunchOptions, config: Config) -> str | None:
-    """See Job.own_gpus: a job on CPUs may have more ranks than its hosts have GPUs, so these must be asked for."""
+    """Choose Job.own_gpus: only on request, because a job on CPUs may have more ranks than its hosts have GPUs."""
     if config.share_gpus or config.device_transport == "host":
         return None
     return "-np gpu" if options.np == "gpu" else "device_transport=nccl" if config.device_transport == "nccl" else ""

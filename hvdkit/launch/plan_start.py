@@ -1,4 +1,4 @@
-"""Plan the start of a job from its options and facts: the job and its launcher, at first and after a loss."""
+"""Plan the first start of a job, or another one after a loss, from its options and facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.launch.plan_job import plan_job, with_elasticity
 
 @dataclass(frozen=True)
 class StartPlan:
-    """A job and its launcher, and what they were planned from. over_ssh: ranks are started over ssh."""
+    """A job and its launcher, with the options and facts of the plan. over_ssh: ranks are started over ssh."""
 
     options: LaunchOptions
     facts: Facts
@@ -42,6 +42,12 @@ def plan_start(options: LaunchOptions, facts: Facts) -> StartPlan:
 
 
 def plan_restart(plan: StartPlan, facts: Facts, ranks: int, number: int) -> Job:
-    """Plan the job for another start. facts: with its hosts. number: of the start, from 2."""
+    """Plan the job for another start.
+
+    plan: of the first start.
+    facts: with the hosts of this start.
+    ranks: number of ranks.
+    number: of the start, from 2.
+    """
     job = with_elasticity(plan_job(plan.options, facts, ranks), plan.job.elasticity)
     return replace(job, variables={**job.variables, "HVDKIT_START": str(number)})

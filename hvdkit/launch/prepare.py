@@ -1,4 +1,4 @@
-"""Collect the facts of a job: all that reads files, names, programs and schedulers before its start."""
+"""Collect the facts of a job from files, the name service, programs and schedulers, before its start."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def prepare(
     environ: hvdrun's variables. note: writes a line while it waits for hosts.
     """
     facts = collect_facts(options, environ, note)
-    job = plan_job(options, facts)  # what is wrong in the options is reported before a launcher is examined
+    job = plan_job(options, facts)  # errors in the options are reported before a launcher is examined
     if job.local and job.config.tuned:
         from hvdkit.engine.tuning.saved import read_entries  # takes 100 ms, for numpy
 
-        read_entries(job.config.tuned)  # the ranks would notice in the first step
+        read_entries(job.config.tuned)  # the ranks would report an error only in the first step
     launchers = detect_launchers(
         job.environ,
         sys.prefix,
@@ -52,7 +52,7 @@ def prepare(
 def collect_facts(
     options: LaunchOptions, environ: Mapping[str, str], note: Callable[[str], None] = lambda line: None
 ) -> Facts:
-    """Collect the facts that `plan_job` needs: those of launchers are not among them. See prepare."""
+    """Collect the facts that `plan_job` needs, without those of launchers. See prepare."""
     check_options(options)
     found = _find_hosts(options, environ, note)
     facts = on_hosts(Facts(environ=environ, found=found), found.hosts)
@@ -81,7 +81,7 @@ def collect_facts(
 
 
 def on_hosts(facts: Facts, hosts: tuple[Host, ...]) -> Facts:
-    """The facts for these hosts; only those that are new are looked up."""
+    """Return the facts for these hosts; only new hosts are looked up."""
     known = {host.login: facts.hosts.get(host.login) or _look_up(host) for host in hosts}
     interfaces = facts.interfaces
     if not interfaces and not all(each.local for each in known.values()):
@@ -106,7 +106,7 @@ def _find_hosts(options: LaunchOptions, environ: Mapping[str, str], note: Callab
 
 
 def read_ssh_options(port: int | None, file: str | None) -> tuple[str, ...]:
-    """Turn -p and -i into options of ssh. Raises LaunchError for a file that ssh or the launcher cannot use."""
+    """Convert -p and -i to options of ssh. Raises LaunchError for a file that ssh or the launcher cannot use."""
     if file is not None and not os.path.isfile(file):
         raise LaunchError(
             f"--ssh-identity-file {file}: there is no such file. Check the path.", code="identity-file-missing"

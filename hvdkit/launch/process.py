@@ -1,4 +1,4 @@
-"""Run a program with a time limit, and end it with all that it has started."""
+"""Run a program with a time limit, and end it with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END_S = 10.0
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """How a program ended, and what it printed.
+    """The exit status and the output of a program.
 
     status: its exit code; negative for a signal; 127 if it could not be started, with the reason in stderr; None if it
     exceeded timeout_s and was killed.
@@ -36,7 +36,7 @@ class ProcessResult:
 
     @property
     def ending(self) -> str:
-        """How it ended, as a clause: "it was killed by SIGSEGV"."""
+        """Describe how it ended, as a clause: "it was killed by SIGSEGV"."""
         if self.status is None:
             return f"it did not end within {self.timeout_s:g} s"
         return describe_status(self.status)
@@ -52,7 +52,11 @@ def run_program(
 ) -> ProcessResult:
     """Run a program to its end; its process group is killed when it exceeds the limit or this call is interrupted.
 
-    environ: None for this process's. merge: write stderr to stdout, in the order of printing. text: its input.
+    argv: the program and its arguments.
+    environ: its variables; None for this process's.
+    timeout_s: the limit, in seconds.
+    merge: write stderr to stdout, in the order of printing.
+    text: its input.
     """
     try:
         process = subprocess.Popen(
@@ -70,7 +74,7 @@ def run_program(
             out, err = process.communicate(os.fsencode(text) if text else None, timeout_s)
             status: int | None = process.returncode
         except BaseException as error:
-            status = process.poll()  # it may have ended, while a process that it left behind holds the pipe
+            status = process.poll()  # it may have ended while a child of it still holds the pipe
             kill_group(process.pid)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -83,8 +87,8 @@ def run_into_file(
 ) -> int | None:
     """Run a program whose stdout and stderr go to a file; returns its exit code, None if it exceeded the limit.
 
-    It is asked to end before its process group is killed, and when this process ends. Raises OSError if it cannot be
-    started.
+    After the limit it gets SIGTERM, before its process group is killed; when this process ends it gets SIGHUP. Raises
+    OSError if it cannot be started.
     """
     with output.open("w") as file:
         process = subprocess.Popen(
@@ -106,7 +110,7 @@ def run_into_file(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process that leads its group to end, then kill what is left of the group."""
+    """Send SIGTERM to a process that leads its group, wait for its end, then kill the group."""
     process.terminate()
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -132,7 +136,7 @@ def describe_status(status: int) -> str:
 
 
 def kill_group(group: int) -> None:
-    """Kill a process group, if there still is one; it has the number of the process that led it."""
+    """Kill a process group if it still exists. group: the number of the process that led it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

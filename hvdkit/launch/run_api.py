@@ -1,4 +1,4 @@
-"""A job from Python: `hvdkit.launch(LaunchOptions(np=2), function)`, and Horovod's `run(function, np=2)`."""
+"""Start a job from Python: `hvdkit.launch(LaunchOptions(np=2), function)`, and Horovod's `run(function, np=2)`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.optional_import import optional_import
 
-#: The files of the options, and of what hvdrun refuses.
+#: The files of the options and of the LaunchError that hvdrun raised.
 OPTIONS = "options.pickle"
 REFUSAL = "refusal.pickle"
 
-# Horovod's names of options, where hvdrun's differ.
+# Horovod's names of options that have other names in hvdrun.
 _NAMES = {
     "network_interface": "network_interfaces",
     "min_num_proc": "min_np",
@@ -44,14 +44,17 @@ def launch(
 ) -> list[Any] | None:
     """Run a function or a command on every rank of a new job, and wait for its end: `hvdkit.launch`.
 
-    target: a function, called as target(*args, **kwargs); returns what each rank returned, by rank. Or a command, as a
-    list of words; returns None. Function and results travel in a folder that is made here in /tmp, or, where options
-    name hosts, in the working directory, which all of them have to see. Of an elastic job these are the ranks at its
-    end, in the order of their last numbers.
+    options: of the job.
+    target: a function, or a command as a list of words.
+    args, kwargs: of the function, which is called as target(*args, **kwargs).
+
+    Returns the function's value on each rank, by rank; None for a command. For an elastic job these are the ranks at
+    its end, in the order of their last numbers. Function and results are written into a folder in /tmp or, if options
+    name hosts, in the working directory, which all hosts must share.
     The job ends if this process is killed (on Linux).
-    Raises what the function raised on the rank that failed first, from a HorovodInternalError with the rank, its host
+    Raises the function's exception on the rank that failed first, from a HorovodInternalError with the rank, its host
     and its traceback. An exception that cannot be pickled or unpickled becomes a RuntimeError with its type and text.
-    Raises LaunchError for what cannot be started, HorovodInternalError if the job fails otherwise.
+    Raises LaunchError for a job that cannot be started, HorovodInternalError if the job fails otherwise.
     """
     if callable(target):
         return launch_function(options, target, args, kwargs)
@@ -74,7 +77,7 @@ def launch_function(
     kwargs: Mapping[str, Any],
     executable: str | None = None,
 ) -> list[Any]:
-    """Call a function on every rank of a new job, see launch. executable: the Python of the ranks."""
+    """Call a function on every rank of a new job, see launch. executable: Python of the ranks; None for this one."""
     pickler = optional_import("cloudpickle", "run")
     with (
         tempfile.TemporaryDirectory(prefix="hvdkit-run-", dir=os.getcwd())
@@ -100,13 +103,13 @@ def is_elastic(options: LaunchOptions) -> bool:
 
 
 def _run_job(options: LaunchOptions, folder: Path) -> int:
-    """Have a process of its own run the job; returns hvdrun's exit code. Raises what hvdrun refuses.
+    """Run the job in a new process; returns hvdrun's exit code. Raises hvdrun's LaunchError.
 
-    In this one a loop of asyncio may run already, as in a notebook, and signals are the caller's.
+    In this process an asyncio loop may run already, as in a notebook, and the caller handles signals.
     """
     file = folder / OPTIONS
     file.write_bytes(pickle.dumps(options))
-    file.chmod(0o600)  # -x may have a secret
+    file.chmod(0o600)  # a variable of -x may be secret
     command = [sys.executable, "-m", "hvdkit.launch.run_launcher", str(os.getpid()), str(folder)]
     status = _wait_for(subprocess.Popen(command, stdin=subprocess.DEVNULL))
     refusal = folder / REFUSAL
@@ -130,18 +133,23 @@ def run(
     executable: str | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Call func(*args, **kwargs) on every rank of a new job and return what each rank returned, by rank.
+    """Call func(*args, **kwargs) on every rank of a new job and return its value on each rank, by rank.
 
-    func and what it returns are pickled with cloudpickle, so a function of the script itself will do.
-    num_proc, np: ranks. hosts, hostfile: as for hvdrun; neither for this machine. Function and results travel in a
-    folder that is made here in /tmp, or, for several hosts, in the working directory, which all of them have to see.
-    executable: the Python of the ranks. options: start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args,
-    network_interfaces, and those of elastic jobs (min_np, max_np, reset_limit, ...), as Horovod's.
-    use_gloo, use_mpi: accepted, how ranks talk is hvdkit's choice.
-    The job ends if this process is killed (on Linux).
-    Raises what func raised on the rank that failed first, from a HorovodInternalError with the rank, its host and its
+    func: pickled with cloudpickle, like its value, so a function of the script itself can be passed.
+    args, kwargs: of func.
+    num_proc, np: number of ranks; np takes precedence.
+    hosts, hostfile: as for hvdrun; None for this machine.
+    use_gloo, use_mpi: accepted without effect; hvdkit chooses the transport.
+    verbose: not 0 to report every start.
+    executable: the Python of the ranks; None for this one.
+    options: Horovod's start_timeout, ssh_port, ssh_identity_file, output_filename, mpi_args, network_interfaces, and
+    those of elastic jobs (min_np, max_np, reset_limit, ...).
+
+    Function and results are written into a folder in /tmp or, for several hosts, in the working directory, which all
+    hosts must share. The job ends if this process is killed (on Linux).
+    Raises func's exception on the rank that failed first, from a HorovodInternalError with the rank, its host and its
     traceback. An exception that cannot be pickled or unpickled becomes a RuntimeError with its type and text. Raises
-    LaunchError for what cannot be started, HorovodInternalError if the job fails otherwise.
+    LaunchError for a job that cannot be started, HorovodInternalError if the job fails otherwise.
     """
     if not callable(func):
         raise TypeError(f"run() needs a function, not {type(func).__name__}: run(train, args=(3,)), not run(train(3)).")
@@ -154,13 +162,13 @@ def run(
 
 
 def _wait_for(hvdrun: subprocess.Popen[bytes]) -> int:
-    """Wait until hvdrun has ended the job, also after Ctrl-C, which is then raised; the next one kills hvdrun."""
+    """Wait until hvdrun has ended the job, also after Ctrl-C, which is then raised; a second Ctrl-C kills hvdrun."""
     with hvdrun:
         try:
             try:
                 return hvdrun.wait()
             except KeyboardInterrupt:
-                hvdrun.send_signal(signal.SIGINT)  # the terminal has sent it too, unless only this process got it
+                hvdrun.send_signal(signal.SIGINT)  # a terminal sends it to hvdrun too, kill does not
                 hvdrun.wait()
                 raise
         except BaseException:
@@ -169,7 +177,7 @@ def _wait_for(hvdrun: subprocess.Popen[bytes]) -> int:
 
 
 def make_options(np: int, options: Mapping[str, Any]) -> LaunchOptions:
-    """Make the options of a job from Horovod's. Raises LaunchError for those that hvdkit does not have."""
+    """Convert Horovod's options to those of a job. Raises LaunchError for options that hvdkit does not have."""
     given = {_NAMES.get(name, name): value for name, value in options.items() if value is not None}
     given.pop("disable_cache", None)
     unknown = [name for name in given if name not in _TAKEN]

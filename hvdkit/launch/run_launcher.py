@@ -15,7 +15,7 @@ from hvdkit.launch.run_api import OPTIONS, REFUSAL
 
 
 def main(folder: Path) -> int:
-    """Run the job whose options are in a folder, and leave there what hvdrun refuses; returns the exit code."""
+    """Run the job whose options are in a folder; returns the exit code. A LaunchError is written into the folder."""
     options: LaunchOptions = pickle.loads((folder / OPTIONS).read_bytes())
     try:
         return run_options(options, read_environment())

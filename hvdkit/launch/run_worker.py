@@ -1,4 +1,4 @@
-"""`python -m hvdkit.launch.run_worker FOLDER`: a rank of hvdkit.launch(). Calls the function and leaves its outcome."""
+"""`python -m hvdkit.launch.run_worker FOLDER`: a rank of hvdkit.launch(), which calls the function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.world import read_world
 
 
 def main(folder: Path) -> None:
-    """Load the function, call it and write what it returned or raised; an exception then ends this process."""
+    """Load the function, call it and write its value or exception; an exception then ends this process."""
     dumps = optional_import("cloudpickle", "run").dumps
     world = read_world()
 
@@ -24,9 +24,9 @@ def main(folder: Path) -> None:
         outcome, data = pickle_outcome(outcome, dumps)
         variables = read_environment()
         start = int(variables.get("HVDKIT_START", "1"))
-        rank = int(variables.get("HOROVOD_RANK", world.rank))  # of an elastic job it may have changed
+        rank = int(variables.get("HOROVOD_RANK", world.rank))  # the rank may have changed in an elastic job
         name = result_name(world.host, os.getpid(), start)
-        part = folder / f"{name}.part"  # what reads the other one may come at any time
+        part = folder / f"{name}.part"  # the file is read as soon as it has its final name
         part.write_bytes(pickle.dumps(Result(rank, world.host, time.time(), outcome.raised, data, start)))
         os.replace(part, folder / name)
         return outcome

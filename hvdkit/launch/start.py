@@ -1,4 +1,4 @@
-"""Run a planned job: print its notes, start it, and start it again where it is elastic."""
+"""Run a planned job: print its notes, start it, and restart it if it is elastic."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _build_runner(
             origin = "found on PATH" if mpi.site else "from this Python environment"
             output.say(f"{mpi.name} {mpi.version}, {origin}: {mpi.mpirun}")
         output.say(f"{choice.reason}.")
-        launch = build({})  # the job's directory is made when it runs
+        launch = build({})  # the job's directory is created only when it runs
         shown = {name: "..." if name in job.forwarded else value for name, value in launch.variables.items()}
         output.say(format_shell_line(replace(launch, variables=shown)))  # a value of -x may be a secret
     return runner

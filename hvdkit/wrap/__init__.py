@@ -1,10 +1,10 @@
 """`hvdrun --wrap python train.py`: a script for one process trains on all ranks, with nothing changed in it.
 
 Experimental: it patches classes of PyTorch and Keras in each rank and reads autograd's internals, so that a new release
-of a framework may break it. What cannot be done exactly is refused with an error that names the script's line.
+of a framework may break it. A script that cannot be wrapped exactly gets an error with the line.
 
-Imported by hvdkit.startup before the script's first framework; what it does to PyTorch and Keras happens right after
-the script has imported them. Without HVDKIT_WRAP the import does nothing.
+hvdkit.startup imports it before the script's first framework. It patches PyTorch and Keras right after the script has
+imported them. Without HVDKIT_WRAP the import does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvdkit.world import read_world
 
 
 def start() -> None:
-    """Prepare this process, which is a rank: silence, its GPU, and what is to happen when frameworks are imported."""
+    """Prepare this rank: silence its output, select its GPU, and register the patches of frameworks."""
     from hvdkit.startup.after_import import after_import
     from hvdkit.wrap import environment, frameworks, quiet, seeds
     from hvdkit.wrap.session import open_session

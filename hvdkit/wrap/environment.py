@@ -1,4 +1,4 @@
-"""What is changed in this process's variables, before the framework is loaded."""
+"""Change environment variables of this process before a framework is loaded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hvdkit.visible_gpus import read_visible
 
 
 def keep_from_children() -> None:
-    """Python processes that a rank starts are neither ranks nor wrapped."""
+    """Disable --wrap in the Python processes that this rank starts."""
     os.environ["HVDKIT_WRAP"] = "0"
 
 
 def plan_visible_gpu(visible: str | None, count: int, local_rank: int | None) -> str | None:
-    """The GPU that this rank is to see, so that "cuda" and "cuda:0" both mean its own; None to leave all as it is.
+    """Choose the only GPU that this rank sees, so that "cuda" and "cuda:0" mean the same; None changes nothing.
 
     visible: CUDA_VISIBLE_DEVICES, None if it is not set. count: GPUs of this host, 0 if unknown.
     """
@@ -25,7 +25,7 @@ def plan_visible_gpu(visible: str | None, count: int, local_rank: int | None) ->
 
 
 def show_one_gpu(local_rank: int | None) -> str | None:
-    """Act on plan_visible_gpu; returns what it said."""
+    """Set CUDA_VISIBLE_DEVICES as plan_visible_gpu chooses; returns its choice."""
     count = len([path for path in glob.glob("/dev/nvidia*") if path.removeprefix("/dev/nvidia").isdigit()])
     chosen = plan_visible_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"), count, local_rank)
     if chosen is not None:

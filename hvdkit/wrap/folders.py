@@ -1,4 +1,4 @@
-"""Folders that all ranks make at the same moment."""
+"""Let all ranks create the same folder at the same time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SLACK_S = 60.0  # ranks start within this time, and clocks of file servers diff
 
 
 def share_folders() -> None:
-    """os.mkdir, and all that is made of it, finds a folder of another rank of this job in order.
+    """Make os.mkdir, and functions that call it, accept a folder that another rank of this job has created.
 
-    One that was there before the job is an error as ever.
+    A folder that is older than the job remains an error.
     """
     plain = os.mkdir
     began = time.time()

@@ -1,4 +1,4 @@
-"""What is done to a framework after the script has imported it, and what is said if nothing came of it."""
+"""Patch torch and Keras after the script has imported them; warn at exit if nothing was wrapped."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _keras(module: ModuleType) -> None:
     keras_hooks.install()
 
 
-#: By full name of the module.
+#: Full name of the module -> the function that patches it.
 ACTS: dict[str, Callable[[ModuleType], object]] = {"torch": _torch, "keras": _keras}
 
 
 class RefuseHorovod:
-    """Finds nothing; a script that imports Horovod ends here, whether that is installed or not."""
+    """Import finder that finds no module: it raises an error when the script imports Horovod, installed or not."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         """See importlib.abc.MetaPathFinder."""
@@ -42,7 +42,7 @@ class RefuseHorovod:
 
 
 def watch_the_end() -> None:
-    """At exit, say if a framework was there and nothing was wrapped."""
+    """Warn at exit if the script imported a framework and nothing was wrapped."""
 
     def tell() -> None:
         failed = hasattr(sys, "last_type")

@@ -1,4 +1,4 @@
-"""What fit() is given, as this rank's part of the very batches that one process would see."""
+"""Replace the arguments of fit() with this rank's rows of the batches that one process would train on."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _FIT_BATCH = 32  # Keras's own default
 
 @contextmanager
 def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Put this rank's part into the arguments of fit(); gives what to tell of it, for the data and for the batches.
+    """Put this rank's rows into the arguments of fit(); yields the report's texts on the data and on the batches.
 
-    Raises WrapError for what has no rows that could be split.
+    Raises WrapError for data whose rows cannot be split.
     """
     x: Any = given.get("x")
     session, size = current(), hvd.size()
     times = size if session.multiplies else 1
     if given.get("steps_per_epoch"):
         given["steps_per_epoch"] = -(-given["steps_per_epoch"] // times)
-    weighs = _may_weigh(model) and not given.get("class_weight")  # Keras takes one or the other
+    weighs = _may_weigh(model) and not given.get("class_weight")  # Keras accepts only one of them
     rows = f"the script's, split over {size} ranks" if times == 1 else f"{size} batches of the script per step"
     with ExitStack() as stack:
         if isinstance(x, keras.utils.PyDataset):
@@ -68,7 +68,7 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
             batch = given.pop("batch_size", None) or _FIT_BATCH
             _hold_out(given, batch)
             arrays = [given.pop("x"), given.pop("y", None), given.pop("sample_weight", None)]
-            shuffle, given["shuffle"] = given.get("shuffle", True), False  # Keras would do it on each rank for itself
+            shuffle, given["shuffle"] = given.get("shuffle", True), False  # Keras would shuffle each rank differently
             given["x"] = made = _SplitArrays(arrays, batch * times, shuffle=bool(shuffle), weighs=weighs)
             yield (
                 "arrays; the rows of each batch are split over the ranks",
@@ -84,17 +84,17 @@ def _is_torch_loader(x: Any) -> bool:
 
 
 def _is_generator(x: Any) -> bool:
-    """Is this something that gives batches one after the other, and no more is known?"""
+    """Is this an iterator or iterable of batches without a length?"""
     return hasattr(x, "__next__") or (hasattr(x, "__iter__") and not hasattr(x, "__len__") and not hasattr(x, "shape"))
 
 
 def _may_weigh(model: Any) -> bool:
-    """May weights be added to the samples? Not where the script unpacks batches itself."""
+    """Can sample weights be added to the batches? Not where the script unpacks batches itself."""
     return type(model).train_step is keras.Model.train_step
 
 
 def _hold_out(given: dict[str, Any], batch: int) -> None:
-    """Do what validation_split says before the rest is split: the last samples are not trained on."""
+    """Apply validation_split before the rows are split: the last samples are not trained on."""
     part = given.pop("validation_split", 0.0)
     given.setdefault("validation_batch_size", batch)
     if not part or given.get("validation_data") is not None:
@@ -123,14 +123,14 @@ def _take(array: Any, rows: Any) -> Any:
 
 
 def _weighed(batch: tuple[Any, ...], share: Share) -> tuple[Any, ...]:
-    """The batch with weights of its samples, as many for each, so that the average over ranks is that of all rows."""
+    """Multiply the samples' weights by mean_weight, so that the average over the ranks is the mean over all rows."""
     x, y, given = (*batch, None, None)[:3]
     weights = np.full(len(share.rows), share.mean_weight, np.float32)
     return x, y, weights if given is None else np.asarray(given) * weights
 
 
 class _SplitArrays(keras.utils.PyDataset):
-    """This rank's rows of each batch of (x, y, sample weights), in an order that all ranks have."""
+    """This rank's rows of each batch of (x, y, sample weights), in an order that is the same on all ranks."""
 
     def __init__(self, arrays: list[Any], batch: int, *, shuffle: bool, weighs: bool) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
@@ -174,7 +174,7 @@ def _pandas_off(data: Any) -> Any:
 
 
 class _PyDatasetPart(keras.utils.PyDataset):
-    """This rank's rows of each batch of another one; or of several batches as one."""
+    """This rank's rows of each batch of a PyDataset, or of several batches joined into one."""
 
     def __init__(self, whole: keras.utils.PyDataset, *, times: int, shuffle: bool, weighs: bool) -> None:
         super().__init__(
@@ -190,7 +190,7 @@ class _PyDatasetPart(keras.utils.PyDataset):
         return joined_length(len(self._order), self._times)
 
     def __getitem__(self, index: int) -> Any:
-        # Where several batches make a step each rank has one, but of the last few, which all ranks share by rows.
+        # If several batches make a step, each rank takes one batch; the last few batches are joined and split by rows.
         numbers = self._order[index * self._times : (index + 1) * self._times]
         if len(numbers) == self._size:
             return self._whole[int(numbers[self._rank])]

@@ -1,4 +1,4 @@
-"""Files: models are saved on rank 0 alone, and who loads one waits for that."""
+"""Save Keras models on rank 0 only; a rank that loads a model waits until rank 0 has written it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdkit.wrap.session import active, current
 
 
 def watch() -> None:
-    """Stand before what reads and writes models."""
+    """Patch the functions that read and write models."""
     for name in ("save", "save_weights", "export"):
         setattr(keras.Model, name, _on_rank_zero(getattr(keras.Model, name)))
     keras.Model.load_weights = _after_the_others(keras.Model.load_weights)
@@ -32,7 +32,7 @@ def _on_rank_zero(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _after_the_others(plain: Callable[..., Any]) -> Callable[..., Any]:
     def loading(*args: Any, **kwargs: Any) -> Any:
         if active() and hvd.is_initialized() and not fitting():
-            hvd.barrier()  # rank 0 is there only after it has written
+            hvd.barrier()  # rank 0 enters the barrier only after it has written the file
         return plain(*args, **kwargs)
 
     return loading

@@ -1,4 +1,4 @@
-"""fit() on all ranks: its data split, and the callbacks that belong to a training on many."""
+"""Run fit() on all ranks: split its data and add the callbacks of distributed training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _depth = 0
 
 
 def fitting() -> bool:
-    """Is fit() under way? What happens now may be a callback's doing, on some ranks only."""
+    """Is fit() running? A call may then come from a callback that runs on some ranks only."""
     return _depth > 0
 
 
 def fit(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras's own fit(), on this rank's part."""
+    """Call Keras's own fit() with this rank's rows."""
     given = inspect.signature(plain).bind(model, *args, **kwargs).arguments
     del given["self"]
     session, line = current(), script_line()
@@ -45,7 +45,7 @@ def fit(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any
         _vary_dropout(model, session.rank)
         with _under_way():
             result = plain(model, **given)
-        hvd.broadcast_model(model)  # statistics of batch normalization are each rank's own
+        hvd.broadcast_model(model)  # statistics of batch normalization differ between ranks
     return result
 
 
@@ -101,14 +101,14 @@ def _scaled(schedule: Callable[..., float], factor: float) -> Callable[..., floa
     def scaled(epoch: int, rate: float) -> float:
         try:
             return schedule(epoch, rate / factor) * factor
-        except TypeError:  # of one argument, as Keras allows
+        except TypeError:  # a schedule with one argument, which Keras accepts too
             return schedule(epoch) * factor
 
     return scaled
 
 
 def _vary_dropout(model: Any, rank: int) -> None:
-    """Ranks drop out different neurons, once for each model."""
+    """Give each rank other dropout masks, by changing the seeds of a model once."""
     if rank == 0 or getattr(model, "_hvdkit_varied", False) or not model.built:
         return
     model._hvdkit_varied = True

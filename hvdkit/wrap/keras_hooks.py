@@ -1,4 +1,4 @@
-"""All that is done to Keras, right after the script has imported it."""
+"""Patch Keras right after the script has imported it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.wrap.session import active, current
 
 
 def install() -> None:
-    """Stand before compile() and fit(), and before what reads and writes files."""
+    """Patch compile(), fit() and the functions that read and write files."""
     compiling, fitting = keras.Model.compile, keras.Model.fit
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -36,14 +36,14 @@ def install() -> None:
 
 
 def join() -> None:
-    """Join the world, if that has not happened."""
+    """Call init(), unless this rank has done so."""
     if not hvd.is_initialized():
         init()
         current().size = hvd.size()
 
 
 def wrap_optimizer(model: Any) -> None:
-    """Wrap the optimizer of a compiled model, once, and scale its learning rate where that is wished."""
+    """Wrap the optimizer of a compiled model once, and scale its learning rate if the settings request that."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or "_hvdkit" in optimizer.__dict__:
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def split_tf_data(data: Any, *, rank: int, size: int, weighs: bool) -> Any:
-    """The dataset with this rank's rows of each batch; one with fewer rows than ranks is everyone's.
+    """Return the dataset with this rank's rows of each batch; all ranks get a whole batch with fewer rows than ranks.
 
     weighs: add weights of the samples to (x, y) and (x, y, weights), so that the average over ranks of means over
     unequal parts is the mean over the batch.

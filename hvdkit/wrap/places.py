@@ -1,4 +1,4 @@
-"""Where in the user's script something happens."""
+"""Find the line of the user's script that is being executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOT_THE_ENGINE = (_HERE + "wrap" + os.sep, _HERE + "startup" + os.sep)
 
 
 def script_line() -> str:
-    """ "train.py:42" of the innermost frame that is neither hvdkit's nor a library's; "" if there is none."""
+    """Return "train.py:42" for the innermost frame outside of hvdkit and of libraries; "" without such a frame."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -42,7 +42,7 @@ def _short(name: str) -> str:
 
 
 def asked_by_hvdkit() -> bool:
-    """Does what runs now come from hvdkit itself, apart from this folder, rather than from the script?"""
+    """Was the current call made by hvdkit, outside of hvdkit.wrap and hvdkit.startup, and not by the script?"""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Only rank 0 speaks: stdout, progress bars and log lines below warnings of the others go nowhere."""
+"""Silence ranks other than 0: discard their stdout, progress bars and log lines below warnings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvdkit.startup.after_import import after_import
 
 
 def hush(rank: int) -> None:
-    """Silence this rank, if it is not the first. stderr stays, for errors."""
+    """Silence this rank unless it is rank 0. stderr stays open for errors."""
     if rank == 0:
         return
     sys.stdout.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what libraries write and what children print, too
+    os.dup2(nowhere, 1)  # discards the output of C libraries and child processes too
     os.close(nowhere)
     logging.disable(logging.INFO)
     after_import("tqdm.std", _hide_bars)

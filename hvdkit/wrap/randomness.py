@@ -1,7 +1,7 @@
-"""Random numbers: the ranks agree on them between epochs, and each has its own while it trains.
+"""Random number generators: the same state on all ranks between epochs, a seed of its own on each rank in an epoch.
 
-So what a script draws between epochs (a split of its data, the weights of another model) is the same on all ranks, and
-dropout, noise and augmentation of different rows differ, as they would in one process. Rank 0's are the script's own.
+So numbers that a script draws between epochs (to split its data, or to initialize another model) are the same on all
+ranks, and dropout, noise and augmentation differ between rows, as in one process. Rank 0 keeps the script's numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def read_states() -> dict[str, Any]:
-    """The states of Python's, numpy's (if it is loaded) and torch's generators (if it is; the CPU's)."""
+    """Read the states of Python's generator and, if they are loaded, of numpy's and torch's (on the CPU)."""
     states: dict[str, Any] = {"random": random.getstate()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
@@ -23,7 +23,7 @@ def read_states() -> dict[str, Any]:
 
 
 def put_states(states: dict[str, Any]) -> None:
-    """Take over the states that another rank has read."""
+    """Set the states that another rank has read."""
     random.setstate(states["random"])
     if "numpy" in states:
         import numpy as np
@@ -34,13 +34,13 @@ def put_states(states: dict[str, Any]) -> None:
 
 
 def seed_of(states: dict[str, Any], rank: int) -> int:
-    """A seed of a rank's own, below 2**32, that follows from rank 0's states."""
+    """Derive a seed below 2**32 for a rank from rank 0's states."""
     found = states["torch"].numpy().tobytes() if "torch" in states else repr(states["random"]).encode()
     return zlib.crc32(rank.to_bytes(4, "little"), zlib.crc32(found))
 
 
 def go_own_way(seed: int) -> None:
-    """Seed all generators."""
+    """Seed the generators of Python and, if they are loaded, of numpy and torch."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)

@@ -1,4 +1,4 @@
-"""What cannot be wrapped: an error with the script's line."""
+"""The error for a script that cannot be wrapped, with the script's line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from hvdkit.wrap.places import script_line
 
 
 def refuse(what: str, cure: str, *, line: str = "") -> WrapError:
-    """The error to raise. what: a clause about what was seen; cure: a sentence. line: of the script; now's if empty."""
+    """Return the error to raise.
+
+    what: a clause that describes the problem. cure: a sentence. line: of the script; "" for the current line.
+    """
     where = line or script_line()
     return WrapError(f"hvdrun --wrap: {where + ': ' if where else ''}{what}. {cure}")

@@ -1,4 +1,4 @@
-"""The table of --wrap: what was changed in the script's training, shown once, by rank 0."""
+"""The table of --wrap, which lists the changes of the script's training; rank 0 prints it once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 class Report:
-    """Rows in the order of KINDS; the last word on each counts."""
+    """The rows of the table, in the order of KINDS; each row collects its lines."""
 
     KINDS = ("ranks", "optimizer", "data", "batch", "loss", "learning rate", "state", "metrics", "output", "note")
 
@@ -15,17 +15,17 @@ class Report:
         self.shown = False
 
     def say(self, kind: str, text: str) -> None:
-        """Add a line to a row; the same line is there once. After the table was shown nothing is added."""
+        """Add a line to a row, unless the row has it already. Lines that come after show() are not printed."""
         lines = self.rows.setdefault(kind, [])
         if text and text not in lines:
             lines.append(text)
 
     def ordered(self) -> list[tuple[str, str]]:
-        """The rows as they are shown."""
+        """Return (kind, text) of each row, in the order of the table."""
         return [(kind, "\n".join(self.rows[kind])) for kind in self.KINDS if self.rows.get(kind)]
 
     def show(self, *, here: bool) -> None:
-        """Show the table once, on stderr. here: does this rank show it?"""
+        """Print the table once, on stderr. here: does this rank print it?"""
         if self.shown:
             return
         self.shown = True

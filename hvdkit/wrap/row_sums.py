@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-#: What an operand may be made of, so that evaluating it once more does nothing.
+#: The syntax nodes of an operand whose second evaluation has no side effect.
 _PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Call, ast.Load)
 _COUNTS = ("len", "size")
 
 
 class Product(NamedTuple):
-    """line: of the product. function: first and last line of the function around it. factor: the other one."""
+    """A product of loss.item() and another factor.
+
+    line: of the product. function: first and last line of the function around it. factor: the other factor.
+    """
 
     line: int
     function: tuple[int, int]
@@ -23,9 +26,9 @@ class Product(NamedTuple):
 
 
 def find_product(frame: FrameType, rows: int) -> int:
-    """Find a product of loss.item() and the number of rows of this rank; returns its line, 0 if there is none.
+    """Find a product of loss.item() and the number of rows of this rank; returns its line, 0 if none is found.
 
-    frame: of the script, where item() is called. rows: of this rank's part of the batch.
+    frame: of the script, where item() is called. rows: this rank's rows of the batch.
     """
     for product in _read_products(frame.f_code.co_filename):
         if not product.function[0] <= frame.f_lineno <= product.function[1]:
@@ -49,7 +52,7 @@ def _read_products(file: str) -> tuple[Product, ...]:
 
 
 def _list_products(tree: ast.Module) -> Iterator[Product]:
-    """Products in a script. None whose count is summed too: the script then divides by what it has counted."""
+    """List the products in a script, without those whose count is summed too: then the script divides by that sum."""
     nodes = list(ast.walk(tree))
     functions = [(one.lineno, one.end_lineno or one.lineno) for one in nodes if isinstance(one, ast.FunctionDef)]
     losses = {
@@ -71,7 +74,7 @@ def _list_products(tree: ast.Module) -> Iterator[Product]:
 
 
 def _evaluate(node: ast.expr, frame: FrameType) -> Any:
-    """Evaluate names, attributes, subscripts, constants, len() and size() in a frame. Raises what these raise."""
+    """Evaluate names, attributes, subscripts, constants, len() and size() in a frame. Raises their exceptions."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""Ranks draw the same random numbers until training begins, also where the script seeds nothing."""
+"""Seed all ranks alike, so that they draw the same random numbers until training begins."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hvdkit.startup.after_import import after_import
 
 
 def seed_alike(seed: int) -> None:
-    """Seed Python, and numpy and TensorFlow when they are there; torch begins with the same number by itself.
+    """Seed Python now, numpy and TensorFlow when they are imported; torch has the same default seed in each process.
 
-    seed: of this job, the same on all ranks; what the script seeds itself counts.
+    seed: of this job, the same on all ranks; a seed that the script sets itself replaces it.
     """
     random.seed(seed)
 

@@ -1,4 +1,4 @@
-"""One wrapped process: what was asked for, who it is, and what it has to tell."""
+"""The state of a wrapped process: settings, rank and report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvdkit.wrap.report import Report
 
 @dataclass
 class Session:
-    """What all parts of the wrapping know.
+    """The settings, the rank and the report of this process, for all modules of hvdkit.wrap.
 
-    rank, size: as the launcher told; size is 0 where it did not, until init(). factor: how many of the script's batches
-    make one step.
+    rank, size: from the launcher's variables; size is 0 until init() if the launcher does not set it.
+    active: False in a forked child.
     """
 
     config: Config
@@ -25,22 +25,22 @@ class Session:
 
     @property
     def first(self) -> bool:
-        """Is this the rank that prints and writes?"""
+        """Is this rank 0, which prints and writes files?"""
         return self.rank == 0
 
     @property
     def shows_table(self) -> bool:
-        """Does this rank print the table of what was changed?"""
+        """Does this rank print the table of changes?"""
         return self.first and self.config.wrap_table
 
     @property
     def multiplies(self) -> bool:
-        """Has each rank a whole batch of the script's?"""
+        """Does each rank take a whole batch of the script?"""
         return self.config.wrap_batch == "multiply"
 
     @property
     def rate_factor(self) -> float:
-        """What the learning rate is multiplied with."""
+        """Return the factor of the learning rate."""
         if not self.multiplies or self.config.wrap_rate == "keep":
             return 1.0
         return float(self.size) if self.config.wrap_rate == "linear" else float(self.size) ** 0.5
@@ -50,7 +50,7 @@ _session: Session | None = None
 
 
 def open_session(config: Config, *, rank: int, size: int) -> Session:
-    """Begin; a process that is forked from this one (a DataLoader's worker, say) is no rank."""
+    """Open the session; a process that is forked from this one, such as a DataLoader's worker, is not a rank."""
     global _session
     _session = made = Session(config, rank, size)
 
@@ -62,11 +62,11 @@ def open_session(config: Config, *, rank: int, size: int) -> Session:
 
 
 def current() -> Session:
-    """The session of this process; there is one wherever something is wrapped."""
+    """Return the session of this process, which exists wherever something is wrapped."""
     assert _session is not None
     return _session
 
 
 def active() -> bool:
-    """Is this a wrapped rank, and no child of one?"""
+    """Is this process a wrapped rank, and not its child?"""
     return _session is not None and _session.active

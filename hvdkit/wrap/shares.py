@@ -1,4 +1,4 @@
-"""Which rows of a batch a rank takes, and what they weigh: pure planning."""
+"""Plan which rows of a batch a rank takes and how its loss is weighted; pure functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's part of one batch.
+    """A rank's rows of one batch.
 
-    rows: indices into the dataset. whole: rows of the batch on all ranks together. split: do the ranks have
-    different rows? mean_weight: what a mean over these rows is multiplied with, so that the average over ranks is the
-    mean over the whole batch. sum_weight: the same for a sum.
+    rows: indices into the dataset.
+    whole: number of rows of the batch on all ranks together.
+    split: do the ranks have different rows?
+    mean_weight: factor of a mean over these rows that makes the average over the ranks the mean over the whole batch.
+    sum_weight: the same for a sum.
     """
 
     rows: list[Any]
@@ -24,16 +26,16 @@ class Share:
 
 
 def bounds(count: int, *, rank: int, size: int) -> tuple[int, int]:
-    """First row and the one after the last of a rank, of `count`: in rank order, differing by at most one."""
+    """Return (first, end) of a rank's rows, of `count` rows in rank order; shares differ by at most one row."""
     return count * rank // size, count * (rank + 1) // size
 
 
 def is_split(count: int, *, size: int, nominal: int | None) -> bool:
     """Is a batch of `count` rows split?
 
-    Not if a rank would have no row; and not if one would have a single row of a last batch that is smaller than the
-    others, as batch normalization cannot train on that. Every rank then computes all of it, which comes to the same.
-    nominal: rows of a usual batch, None if that is not known.
+    No if a rank would have no row, and no if a rank would have a single row of a last batch that is smaller than the
+    others, because batch normalization cannot train on one row. Every rank then computes the whole batch, with the
+    same result. nominal: rows of a usual batch, None if that is not known.
     """
     if count < size:
         return False
@@ -50,7 +52,7 @@ def plan_share(batch: Iterable[Any], *, rank: int, size: int, nominal: int | Non
 
 
 def join_batches(batches: Iterable[Sequence[Any]], count: int) -> Iterator[list[Any]]:
-    """Batches `count` times as large; the last one may be smaller."""
+    """Yield batches that each join `count` batches; the last batch may join fewer."""
     joined: list[Any] = []
     parts = 0
     for batch in batches:
@@ -64,5 +66,5 @@ def join_batches(batches: Iterable[Sequence[Any]], count: int) -> Iterator[list[
 
 
 def joined_length(batches: int, count: int) -> int:
-    """How many batches join_batches makes."""
+    """Count the batches that join_batches yields."""
     return -(-batches // count)

@@ -1,4 +1,4 @@
-"""Between epochs the ranks come together: their random numbers, their buffers, and that they are still alike."""
+"""After an epoch, synchronize random states and buffers, and check that parameters are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _trained = False
 
 
 def settle() -> None:
-    """At the end of an epoch of training; collective."""
+    """Synchronize the ranks at the end of an epoch of training; collective."""
     global _trained
     _trained = True
     states: dict[str, Any] = hvd.broadcast_object(randomness.read_states() if hvd.rank() == 0 else {})
@@ -25,7 +25,7 @@ def settle() -> None:
 
 
 def before_evaluation() -> None:
-    """Give all ranks rank 0's buffers, so that they all compute the same; collective, if there was training before."""
+    """Broadcast rank 0's buffers, so that all ranks compute the same; collective if a batch was trained on before."""
     global _trained
     if not _trained or not hvd.is_initialized():
         return
@@ -39,13 +39,13 @@ def before_evaluation() -> None:
 
 
 def trained() -> None:
-    """A batch was trained on."""
+    """Record that a batch was trained on."""
     global _trained
     _trained = True
 
 
 def _check() -> None:
-    """Parameters that have drifted apart mean that something in the script is not the same on all ranks."""
+    """Raise WrapError if parameters differ between ranks: then the script does not do the same on all ranks."""
     mine = [
         float(sum(one.detach().double().sum() for group in optimizer.param_groups for one in group["params"]))
         for optimizer in torch_begin.optimizers()

@@ -1,4 +1,4 @@
-"""Optimizers, wrapped before their first gradient counts, and models that begin alike on all ranks."""
+"""Wrap optimizers before they use their first gradient, and broadcast rank 0's models to all ranks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from hvdkit.wrap import torch_models, torch_steps
 from hvdkit.wrap.places import script_line
 from hvdkit.wrap.session import active, current
 
-#: Made and not yet wrapped.
+#: Optimizers that are not wrapped yet.
 _pending: list[weakref.ref[torch.optim.Optimizer]] = []
-#: Those that are.
+#: Wrapped optimizers.
 _wrapped: list[weakref.ref[torch.optim.Optimizer]] = []
 _alike: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _watch: RemovableHandle | None = None
 
 
 def join() -> None:
-    """Join the world, if that has not happened."""
+    """Call init(), unless this rank has done so."""
     if not hvd.is_initialized():
         init()
         current().size = hvd.size()
 
 
 def watch() -> None:
-    """Take note of every optimizer that is made, and wrap it when it is about to be used."""
+    """Record every new optimizer, and wrap it right before its first use."""
     init, zero_grad = torch.optim.Optimizer.__init__, torch.optim.Optimizer.zero_grad
 
     def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -51,12 +51,12 @@ def watch() -> None:
 
 
 def optimizers() -> list[Any]:
-    """The optimizers that are there, wrapped or not, in the order in which they were made."""
+    """Return the optimizers that still exist: the wrapped ones and then the others, each in the order of creation."""
     return [one for one in (held() for held in (*_wrapped, *_pending)) if one is not None]
 
 
 def is_training() -> bool:
-    """Is what comes now a training? Gradients are recorded, and there is an optimizer with a model in training mode."""
+    """Does training follow? That is so if gradients are recorded and an optimizer has a model in training mode."""
     if not active() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return False
     there = optimizers()
@@ -65,7 +65,7 @@ def is_training() -> bool:
 
 
 def begin() -> None:
-    """Wrap the optimizers that were made since last time, and give all ranks rank 0's models; collective."""
+    """Wrap the optimizers made since the last call, and broadcast rank 0's models; collective."""
     global _watch
     if not _pending or not active() or not torch.is_grad_enabled():
         return
@@ -102,7 +102,7 @@ def _join_batch_norms(made: list[Any]) -> None:
 
 
 def _make_alike(made: list[Any]) -> None:
-    """Models, and parameters that are in none, and what optimizers remember (of a checkpoint, say)."""
+    """Broadcast models, parameters that belong to no model, and optimizer state (from a checkpoint, for example)."""
     new = [root for root in torch_models.roots() if root not in _alike]
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for at, root in enumerate(new):
@@ -117,7 +117,7 @@ def _make_alike(made: list[Any]) -> None:
         owned = [one for group in optimizer.param_groups for one in group["params"]]
         without = [one for one in owned if one.grad is None]
         hvd.broadcast_optimizer_state(optimizer)
-        for one in without:  # what that gives them would count as a gradient in momentum and weight decay
+        for one in without:  # the gradient of zeros that it creates would change momentum and apply weight decay
             one.grad = None
 
 

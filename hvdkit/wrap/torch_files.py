@@ -1,4 +1,4 @@
-"""Files: torch.save writes on rank 0 alone, and who loads it waits for that."""
+"""Run torch.save on rank 0 only; a rank that loads the file waits until rank 0 has written it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _saved: set[str] = set()
 
 
 def watch() -> None:
-    """Stand before torch.save and torch.load, for paths; what is saved to an open file or to memory is left alone."""
+    """Patch torch.save and torch.load for paths; calls with an open file or a buffer are unchanged."""
     save, load = torch.save, torch.load
 
     def saving(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,7 +26,7 @@ def watch() -> None:
 
     def loading(f: Any, *args: Any, **kwargs: Any) -> Any:
         if active() and isinstance(f, (str, os.PathLike)) and _key(f) in _saved and hvd.is_initialized():
-            hvd.barrier()  # rank 0 is there only after it has written
+            hvd.barrier()  # rank 0 enters the barrier only after it has written the file
         return load(f, *args, **kwargs)
 
     torch.save, torch.load = saving, loading
@@ -38,7 +38,7 @@ def _key(path: Any) -> str:
 
 
 def _share_folders() -> None:
-    """A folder that another rank has made a moment ago is as good as one's own."""
+    """Accept a folder that another rank has just created."""
     from hvdkit.wrap.folders import share_folders
 
     share_folders()

@@ -1,4 +1,4 @@
-"""All that is done to torch, right after the script has imported it."""
+"""Patch torch right after the script has imported it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.wrap import (
 
 
 def install() -> None:
-    """Stand before what a training uses."""
+    """Patch the classes and functions of torch that a training uses."""
     torch_refusals.watch()
     torch_models.watch()
     torch_begin.watch()

@@ -1,4 +1,4 @@
-"""The script's DataLoaders: what is iterated for training is split over the ranks, all else is everyone's."""
+"""Split the batches of DataLoaders over the ranks in training; in evaluation every rank reads all rows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hvdkit.wrap.session import active, current
 from hvdkit.wrap.shares import Share, join_batches, joined_length, plan_share
 
 _epochs = itertools.count()
-_CHUNK = 1024  # batches that rank 0 draws and tells at a time; a sampler may have no end
+_CHUNK = 1024  # batches that rank 0 draws and broadcasts at a time; a sampler may have no end
 
 
 class SplitBatches:
-    """Stands before a loader's own batch sampler, and gives this rank's rows of each batch while it trains."""
+    """Wraps a loader's batch sampler; in training it yields this rank's rows of each batch."""
 
     def __init__(self, inner: Any, nominal: int | None) -> None:
         self._inner, self._nominal = inner, nominal
-        self._training: bool | None = None  # what it was iterated for last
+        self._training: bool | None = None  # was the last iteration for training?
         self._forced = False
         self.shares: list[Share] = []
 
@@ -34,14 +34,14 @@ class SplitBatches:
         return getattr(self.__dict__["_inner"], name)
 
     def begin(self) -> bool:
-        """Decide what the next iteration is for; True for training, and then a share is noted for every batch."""
+        """Decide whether the next iteration is for training; if so, it records this rank's share of every batch."""
         self._training = self._forced or torch_begin.is_training()
         self.shares = []
         return self._training
 
     @contextmanager
     def forced(self) -> Iterator[None]:
-        """In here it is for training, as Keras' fit() knows."""
+        """Treat iterations inside this context as training, because Keras's fit() runs them."""
         self._forced = True
         try:
             yield
@@ -59,7 +59,7 @@ class SplitBatches:
         return joined_length(count, _joined()) if trains and active() else count
 
     def _draw(self, shares: list[Share]) -> Iterator[list[Any]]:
-        # Nothing is drawn before the first batch is asked for, as without hvdkit: seeded runs give the same order.
+        # Nothing is drawn before the first batch is requested, as without hvdkit: seeded runs give the same order.
         rank, size, joined = hvd.rank(), hvd.size(), _joined()
         nominal = self._nominal * joined if self._nominal else None
         for batch in join_batches(_from_rank_zero(self._inner), joined):
@@ -70,7 +70,7 @@ class SplitBatches:
 def _joined() -> int:
     if not current().multiplies:
         return 1
-    torch_begin.join()  # a launcher may not have told how many ranks there are
+    torch_begin.join()  # the size may be unknown before init()
     return current().size
 
 
@@ -80,7 +80,7 @@ def _looks_like_training(sampler: Any) -> bool:
 
 
 def _from_rank_zero(sampler: Any) -> Iterator[list[Any]]:
-    """The batches as rank 0's sampler gives them, so that it does not matter what that draws its numbers from."""
+    """Yield the batches of rank 0's sampler, so that the ranks agree whichever generator the sampler uses."""
     first = hvd.rank() == 0
     own = iter(sampler) if first else iter(())
     for number in itertools.count():
@@ -94,7 +94,7 @@ def _from_rank_zero(sampler: Any) -> Iterator[list[Any]]:
 
 
 class Epoch:
-    """An iterator over a loader that is used for training: says, with each batch, what it weighs."""
+    """Iterates over a loader in training, and records this rank's share with each batch."""
 
     def __init__(self, loader: Any, iterator: Any, batches: SplitBatches) -> None:
         self._iterator, self._shares, self._number = iterator, batches.shares, 0
@@ -144,7 +144,7 @@ class Epoch:
 
 
 def watch() -> None:
-    """Stand before the batch sampler of every loader that is made, and at the beginning of every iteration."""
+    """Wrap the batch sampler of every new loader, and patch the beginning of every iteration."""
     init, iterate = DataLoader.__init__, DataLoader.__iter__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

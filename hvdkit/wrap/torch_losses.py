@@ -1,4 +1,4 @@
-"""Is a loss a mean or a sum over the rows of its batch? autograd's graph tells."""
+"""Find out from autograd's graph whether a loss is a mean or a sum over the rows of its batch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 MEAN, SUM, FIXED = "mean", "sum", "fixed"
 
-#: What a scalar may go through after its reduction without ceasing to be that, times a constant.
+#: Operations after a reduction whose result is still that reduction, times a constant.
 _LINEAR = ("Add", "Sub", "Mul", "Div", "Neg", "ToCopy", "Squeeze", "Unsqueeze", "View", "Reshape", "Clone", "Alias")
-#: What penalties on weights are made of; a term that depends on the batch has more in it.
+#: The only operations in a penalty on weights; a term that depends on the batch has other operations too.
 _PENALTY = ("Sum", "Pow", "Abs", "Mul", "Norm", "LinalgVectorNorm", "Sqrt", "Add", "Div", "View", "Stack", "torch")
-_MOST = 200  # nodes looked at
+_MOST = 200  # nodes to visit
 
 
 def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
-    """The reductions that a loss is made of, out of MEAN and SUM, and FIXED for penalties on weights.
+    """Return the kinds of a loss's terms: MEAN, SUM, and FIXED for penalties on weights.
 
-    rows: of the batch on this rank. whole: on all ranks. They tell the divisor of a mean from a constant.
-    Empty if it cannot be told: something else than sums and products with constants stands after the reduction, or it
-    is of the script's own.
+    rows: of the batch on this rank. whole: on all ranks. They distinguish the divisor of a mean from a constant.
+    Empty if the kinds are unknown: an operation other than a sum or a product with a constant follows the reduction,
+    or the script defines the reduction itself.
     """
     kinds: set[str] = set()
     first = getattr(loss, "grad_fn", None)
@@ -46,7 +46,11 @@ def kinds_of(loss: Any, *, rows: int, whole: int) -> set[str]:
 
 
 def _divided(node: Any, divisors: tuple[Any, ...], rows: int, whole: int) -> str | None:
-    """MEAN where a sum is divided by the rows here, or by a multiple of them; SUM where by constants; None: unknown."""
+    """Classify a sum by its divisors.
+
+    MEAN if a divisor is a multiple of this rank's rows, and not of the whole batch's. SUM if the sum has no divisors,
+    or all are multiples of the whole batch's rows. None if the kind is unknown.
+    """
     numbers = [float(one) for one in divisors if isinstance(one, (int, float)) or getattr(one, "numel", int)() == 1]
     if any(number and number % rows == 0 and number % whole for number in numbers):
         return MEAN
@@ -58,7 +62,7 @@ def _keeps_weights(node: Any) -> bool:
 
 
 def leaves_out(loss: Any) -> bool:
-    """Is this a cross entropy with class weights, or with targets that are ignored?"""
+    """Is the loss a cross entropy with class weights or with ignored targets?"""
     node = loss.grad_fn
     while node is not None and not _keeps_weights(node):
         node = node.next_functions[0][0] if node.next_functions and _is(node, _LINEAR) else None
@@ -69,7 +73,7 @@ def leaves_out(loss: Any) -> bool:
 
 
 def _saved(node: Any, name: str) -> Any:
-    """What autograd keeps of an operation; None if it keeps no such thing, or did until the backward pass."""
+    """Return a value that autograd saved for an operation; None if it did not, or the backward pass has freed it."""
     try:
         return getattr(node, name, None)
     except RuntimeError:
@@ -81,7 +85,7 @@ def _is(node: Any, words: tuple[str, ...]) -> bool:
 
 
 def _kind(node: Any) -> str | None:
-    """MEAN, SUM or FIXED, what does not depend on the batch; None for what is no reduction."""
+    """Return MEAN, SUM, or FIXED if the node does not depend on the batch; None if it is not a reduction."""
     reduction = _saved(node, "_saved_reduction")
     if reduction in (1, 2):
         return MEAN if reduction == 1 else SUM

@@ -1,4 +1,4 @@
-"""loss.item(): what a script prints and decides by is the loss of the whole batch, the same on all ranks."""
+"""Make loss.item() return the loss of the whole batch, which is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _warned = False
 
 
 def watch() -> None:
-    """Average over the ranks where the script itself calls item() of a loss of a split batch.
+    """Average over the ranks when the script itself calls item() of a loss of a split batch.
 
-    Not within torch: printing and formatting a tensor may happen on some ranks only, in a logger that is silent here.
+    Calls from torch are unchanged: a tensor may be printed or formatted on some ranks only, because loggers are silent
+    on the others.
     """
     plain = torch.Tensor.item
 
@@ -44,7 +45,7 @@ def watch() -> None:
 
 
 def _warn_of_row_sum(frame: FrameType) -> None:
-    """Warn once of a sum over an epoch that is not one process's: it has this rank's rows in place of all."""
+    """Warn once of a sum over an epoch that multiplies by this rank's rows, where one process would use all rows."""
     global _warned
     share = torch_weights.share_seen()
     if _warned or not current().first or share is None:

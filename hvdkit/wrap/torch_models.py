@@ -1,4 +1,4 @@
-"""The script's models: which there are, in the order in which they were made, and what their tensors are called."""
+"""List the script's models in the order of their creation, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _made: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
 def watch() -> None:
-    """Take note of every module from now on, also of copies; all ranks make the same ones in the same order."""
+    """Record every module from now on, copies too; all ranks create the same modules in the same order."""
     init, setstate = nn.Module.__init__, nn.Module.__setstate__
 
     def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -36,21 +36,21 @@ def _note(module: nn.Module) -> None:
 
 
 def roots() -> list[nn.Module]:
-    """The modules that are part of no other, in the order in which they were made."""
+    """Return the modules that no other module contains, in the order of their creation."""
     alive = sorted(_made.items(), key=lambda pair: pair[1])
     inside = {id(child) for module, _ in alive for child in module.children()}
     return [module for module, _ in alive if id(module) not in inside]
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, each once, but for those that get their shape with the first batch."""
+    """Yield parameters and buffers with their names, without those that have no shape or no memory yet."""
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if not torch.nn.parameter.is_lazy(tensor) and tensor.device.type != "meta":
             yield name, tensor
 
 
 def names_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """(name, parameter) for each of the optimizer's, in the order of the models; one without a model has a number."""
+    """Return (name, parameter) of the optimizer's parameters, in model order; those of no model are numbered."""
     owned = [one for group in optimizer.param_groups for one in group["params"]]
     mine = {id(one) for one in owned}
     found: dict[int, tuple[str, Any]] = {}
@@ -64,6 +64,6 @@ def names_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
 
 
 def trained_roots(optimizers: list[Any]) -> list[nn.Module]:
-    """The models that hold parameters of these optimizers."""
+    """Return the models that have parameters of these optimizers."""
     mine = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     return [module for module in roots() if any(id(one) in mine for one in module.parameters())]

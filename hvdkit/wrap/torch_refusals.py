@@ -1,4 +1,4 @@
-"""What a script for one process does not do: it is for several already, and --wrap would do it twice."""
+"""Refuse scripts that already train on several ranks, because --wrap would average gradients twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = "Start it with hvdrun without --wrap."
 
 
 def watch() -> None:
-    """Refuse these when they are used."""
+    """Patch the functions of distributed training to raise WrapError when the script calls them."""
     several = "the script calls torch.distributed.init_process_group(), so it already trains on several ranks"
     if torch.distributed.is_available():
         _refuse(torch.distributed, "init_process_group", several, _CURE)

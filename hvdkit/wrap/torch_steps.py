@@ -1,4 +1,4 @@
-"""What belongs to every step of a wrapped optimizer: its learning rate, its closure, and what would be wrong."""
+"""Hooks around each step of a wrapped optimizer: the learning rate, the closure, and a check of gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdkit.wrap.session import active, current
 
 
 def watch(optimizer: Any) -> None:
-    """Be called before and after each step of this optimizer."""
+    """Install the hooks before and after each step of this optimizer."""
     if optimizer._hvdkit is not None:
         optimizer._hvdkit.weigh_loss = _weigh
     optimizer.register_step_pre_hook(_before)
@@ -23,7 +23,7 @@ def watch(optimizer: Any) -> None:
 
 
 def average_plateaus() -> None:
-    """ReduceLROnPlateau sees the average over the ranks of what the script gives it, so that all do the same."""
+    """Give ReduceLROnPlateau the average of the ranks' metrics, so that all ranks have the same learning rate."""
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
     plain = scheduler.step
 
@@ -73,7 +73,7 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def rate_factor() -> float:
-    """What the learning rate is to be multiplied with in this step."""
+    """Return the factor of the learning rate in this step."""
     session = current()
     if session.rate_factor == 1.0:
         return 1.0
@@ -83,7 +83,7 @@ def rate_factor() -> float:
 
 
 def _check_gradients(optimizer: Any) -> None:
-    """Gradients that no backward pass has made are this rank's alone."""
+    """Raise WrapError for gradients that no backward pass computed: they are of this rank's rows only."""
     if optimizer._hvdkit_passes != torch_weights.passes or not torch_weights.is_split():
         optimizer._hvdkit_passes = -1
         return
@@ -96,7 +96,7 @@ def _check_gradients(optimizer: Any) -> None:
 
 
 def _weigh(loss: Any) -> Any:
-    """The loss of a closure, times the weight that its gradients have: DistributedOptimizer averages both."""
+    """Multiply the loss of a closure by the weight of its gradients, because DistributedOptimizer averages both."""
     if loss is None or not active() or not torch_weights.is_split():
         return loss
     weight = torch_weights.weight_of(loss) if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else 1.0

@@ -1,4 +1,4 @@
-"""What the gradient of a loss weighs on this rank: exact averages over ranks that have unequal parts of a batch."""
+"""Weight the loss on this rank, so that averages over ranks with different numbers of rows are exact."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hvdkit.wrap.session import active, current
 from hvdkit.wrap.shares import Share
 from hvdkit.wrap.torch_losses import SUM, kinds_of, leaves_out
 
-#: Of each loader that is being iterated for training, the share of the batch that it gave last.
+#: Key of an iterator over a loader in training -> the share of its last batch.
 _shares: dict[int, Share] = {}
-#: Backward passes so far.
+#: The number of backward passes so far.
 passes = 0
 
 
 def give(loader: int, share: Share) -> None:
-    """A loader has given this part of a batch."""
+    """Record this rank's share of the last batch of a loader."""
     _shares[loader] = share
 
 
 def drop(loader: int) -> None:
-    """A loader has no more batches, or is not iterated any more."""
+    """Remove the share of a loader that has no more batches or is not iterated any more."""
     _shares.pop(loader, None)
 
 
@@ -35,12 +35,12 @@ def is_split() -> bool:
 
 
 def share_seen() -> Share | None:
-    """The part of a batch that this rank works on now; None if no batch is split."""
+    """Return this rank's share of a split batch that is being used; None if no batch is split."""
     return next((share for share in _shares.values() if share.split), None)
 
 
 def weight_of(loss: Any) -> float:
-    """What the loss is to be multiplied with, so that its average over the ranks is that of the whole batch."""
+    """Return the factor of the loss that makes its average over the ranks the loss of the whole batch."""
     if not is_split():
         return 1.0
     share = share_seen()
@@ -63,7 +63,7 @@ def weight_of(loss: Any) -> float:
 
 
 def weight_seen(loss: Any) -> float | None:
-    """The weight that the loss had in its backward pass, also after the epoch, or would have; None if none is split."""
+    """Return the weight of the loss in its backward pass, or the one it would have; None if no batch is split."""
     known: float | None = getattr(loss, "_hvdkit_weight", None)
     return weight_of(loss) if known is None and is_split() else known
 
@@ -85,7 +85,7 @@ def _tell(loss: Any, kinds: set[str]) -> None:
 
 
 def install(begin: Callable[[], None]) -> None:
-    """Weigh every backward pass. begin: is called before each."""
+    """Weight the losses of every backward pass. begin: called before each."""
     plain = torch.autograd.backward
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ def _weigh(tensors: Any, gradients: Any) -> Any:
     weights = [weight_of(one) for one in losses]
     for one, weight in zip(losses, weights, strict=True):
         if isinstance(one, torch.Tensor) and is_split():
-            one._hvdkit_weight = weight  # type: ignore[attr-defined]  # the graph that tells it is gone afterwards
+            one._hvdkit_weight = weight  # type: ignore[attr-defined]  # backward() frees the graph that it follows from
     if all(weight == 1.0 for weight in weights):
         return gradients
     given = [gradients] * len(losses) if gradients is None or isinstance(gradients, torch.Tensor) else list(gradients)

@@ -1,4 +1,4 @@
-"""Restore what Keras 2 had and Keras 3 has not, where that is safe, for as long as a script runs under the alias.
+"""Make Keras 3 accept code for Keras 2, where that is safe, while a script runs under the alias.
 
 Experimental: it patches modules and classes of Keras, so that a new release of Keras may break it.
 """
@@ -26,7 +26,7 @@ __all__ = ["FINDER", "apply", "learning_rate"]
 
 
 def apply(keras: ModuleType) -> None:
-    """Put the habits back into Keras 3; nothing happens to Keras 2."""
+    """Patch Keras 3 to accept code for Keras 2; Keras 2 is left unchanged."""
     if not keras.__version__.startswith("3."):
         return
     optimizers.apply(keras)

@@ -1,4 +1,4 @@
-"""keras.backend and keras.preprocessing: Keras 3 keeps what they had for tf.keras alone."""
+"""Restore functions of keras.backend and keras.preprocessing that Keras 3 has only in tf.keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OLD = "keras._tf_keras.keras"
 
 
 def apply(backend: ModuleType) -> None:
-    """Give keras.backend its functions back, those of TensorFlow's Keras, and a few that both have lost."""
+    """Restore functions of keras.backend: those that tf.keras still has, and a few that neither has."""
     for name, function in _FUNCTIONS.items():
         setattr(backend, name, function)
     if backend.__name__ == "keras.backend":
@@ -22,19 +22,19 @@ def apply(backend: ModuleType) -> None:
 
 
 def apply_to_preprocessing(preprocessing: ModuleType) -> None:
-    """keras.preprocessing.sequence and .text."""
+    """Restore keras.preprocessing.sequence and .text."""
     if preprocessing.__name__ == "keras.preprocessing":
         _look_further(preprocessing, f"{_OLD}.preprocessing")
 
 
 def apply_to_image(image: ModuleType) -> None:
-    """keras.preprocessing.image.ImageDataGenerator and its like."""
+    """Restore keras.preprocessing.image.ImageDataGenerator and similar names."""
     if image.__name__ == "keras.preprocessing.image":
         _look_further(image, f"{_OLD}.preprocessing.image")
 
 
 def apply_to_utils(utils: ModuleType) -> None:
-    """keras.utils.multi_gpu_model, which there is nothing in place of."""
+    """Make keras.utils.multi_gpu_model raise ImportError: it has no replacement."""
     utils.multi_gpu_model = _multi_gpu_model  # type: ignore[attr-defined]
 
 
@@ -57,7 +57,7 @@ def _look_further(module: ModuleType, further: str) -> None:
                 pass
         try:
             found = getattr(importlib.import_module(further), name, None)
-        except ImportError:  # there is no TensorFlow
+        except ImportError:  # TensorFlow is not installed
             found = None
         if found is None:
             raise AttributeError(
@@ -70,7 +70,7 @@ def _look_further(module: ModuleType, further: str) -> None:
 
 
 def _get_value(x: Any) -> Any:
-    """The value as an array of numpy."""
+    """Return the value as a numpy array."""
     return x.numpy() if hasattr(x, "numpy") else x
 
 

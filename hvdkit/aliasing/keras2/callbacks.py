@@ -1,4 +1,4 @@
-"""Callbacks: arguments that are gone."""
+"""Make callbacks accept arguments that Keras 3 removed or renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdkit.aliasing.said import warn_once
 
-#: Class -> arguments that are left out, or (old, new).
+#: Class -> arguments to ignore. _RENAMED: class -> (old, new) argument.
 _GONE: dict[str, tuple[str, ...]] = {
     "TensorBoard": ("batch_size", "write_grads", "embeddings_layer_names", "embeddings_data", "profile_batch_size"),
 }
@@ -15,7 +15,7 @@ _RENAMED = {"ReduceLROnPlateau": ("epsilon", "min_delta")}
 
 
 def apply(keras: ModuleType) -> None:
-    """Have the classes take what they took."""
+    """Patch the classes to accept their old arguments."""
     for name in {*_GONE, *_RENAMED}:
         _patch(getattr(keras.callbacks, name), name)
 

@@ -1,7 +1,7 @@
-"""fit(steps_per_epoch=...) over arrays and Sequences: each epoch begins anew, and goes round if it wants more steps.
+"""fit(steps_per_epoch=...) over arrays and Sequences: each epoch starts at the first batch, and repeats if necessary.
 
-Keras 3 goes on where the last epoch stopped, and cuts an epoch short in which the data ends. On TensorFlow it takes no
-list of inputs or targets from a Sequence or a generator, which is given to it as a tuple.
+Keras 3 continues where the last epoch stopped, and ends an epoch early when the data ends. On TensorFlow it accepts no
+list of inputs or targets from a Sequence or a generator, so such a list is passed as a tuple.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def apply(keras: ModuleType) -> None:
-    """Put it back into what enumerates epochs."""
+    """Patch Keras's iterator over epochs and its data adapters."""
     iterators = importlib.import_module("keras.src.trainers.epoch_iterator").EpochIterator
     adapters = importlib.import_module("keras.src.trainers.data_adapters")
     kinds = tuple(
@@ -44,7 +44,7 @@ def apply(keras: ModuleType) -> None:
 
 
 def tuples(batch: Any) -> Any:
-    """A batch in which a list of arrays is a tuple."""
+    """Return a batch with its lists of arrays as tuples."""
     if not isinstance(batch, (list, tuple)):
         return batch
     return tuple(

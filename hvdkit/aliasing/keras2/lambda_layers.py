@@ -1,6 +1,6 @@
-"""Lambda layers of named functions: found again by the function's module, if that is imported, as in Keras 2.
+"""Load Lambda layers of named functions by the function's module, if it is imported, as in Keras 2.
 
-Keras 3 writes the name alone, and finds functions only that are registered or among custom_objects.
+Keras 3 writes only the name, and finds only functions that are registered or among custom_objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def apply(keras: ModuleType) -> None:
-    """Have Lambda write the module, and look there."""
+    """Patch Lambda to write the function's module, and to search it on loading."""
     kind = keras.layers.Lambda
     kind.get_config = _get_config(kind.get_config)
     kind.from_config = classmethod(_from_config(kind.from_config.__func__, keras.saving.get_registered_object))
@@ -48,9 +48,10 @@ def _from_config(own: Callable[..., Any], registered: Callable[..., Any]) -> Cal
 
 
 def _find(module: object, name: object) -> Any:
-    """The function of that name that an imported module of the script's own defines; None if there is none.
+    """Find the function of this name in an imported module of the script's own; None without such a function.
 
-    A file must not name functions of Python's library or of installed packages: what it names is called.
+    Functions of Python's library and of installed packages are not found, because Keras calls the function that a file
+    names.
     """
     found = getattr(sys.modules.get(str(module)), str(name), None)
     if not isinstance(found, FunctionType) or found.__module__ != module:

@@ -1,4 +1,4 @@
-"""Callbacks of Horovod before 0.20, which took the learning rate from the optimizer: initial_lr may be left out."""
+"""Make initial_lr optional, as before Horovod 0.20, whose callbacks took the learning rate from the optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdkit.aliasing.said import warn_once
 
 
 def apply(callbacks: ModuleType) -> None:
-    """Have hvdkit.keras.callbacks.learning_rate take that."""
+    """Patch the callbacks of hvdkit.keras.callbacks.learning_rate."""
     for name in ("LearningRateScheduleCallback", "LearningRateWarmupCallback"):
         _patch(getattr(callbacks, name), name)
 

@@ -1,4 +1,4 @@
-"""Models: arguments of compile, fit and evaluate that are gone, the *_generator methods, and a few others."""
+"""Models: restore removed arguments of compile, fit and evaluate, the *_generator methods, and a few others."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from hvdkit.aliasing.said import warn_once
 from hvdkit.aliasing.tensorflow1 import check_eager
 
-#: Arguments of compile() that Keras 3 has not, and which may be left out.
+#: Arguments of compile() that Keras 3 does not have, and that can be ignored.
 _COMPILE = ("experimental_run_tf_function", "distribute", "sample_weight_mode", "run_tf_function", "cloning")
 #: Arguments of compile() after the loss, in Keras 2's order.
 _AFTER_LOSS = ("metrics", "loss_weights", "weighted_metrics", "run_eagerly", "steps_per_execution", "jit_compile")
-#: Of fit, evaluate and predict.
+#: Arguments of fit, evaluate and predict.
 _QUEUE = ("workers", "max_queue_size", "use_multiprocessing", "max_q_size", "pickle_safe")
 _STEPS = ("steps_per_epoch", "validation_steps", "steps", "epochs", "initial_epoch", "validation_freq")
 
 
 def apply(keras: ModuleType) -> None:
-    """Put them back into keras.Model."""
+    """Patch keras.Model."""
     model = keras.Model
-    # In the class that defines it: Keras compares it with a model's to see whether that has a compile() of its own.
+    # Patched in the class that defines it, because Keras compares a model's compile() with that class's.
     trainer = importlib.import_module("keras.src.trainers.trainer").Trainer
     trainer.compile = _compile(keras, trainer.compile)
     for name in ("fit", "evaluate", "predict"):
@@ -53,7 +53,7 @@ def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
             kwargs["steps_per_execution"] = kwargs.pop("experimental_steps_per_execution")
         if kwargs.get("target_tensors") is None:
             kwargs.pop("target_tensors", None)
-        # XLA cannot compile communication; Keras 2 compiled nothing unless asked.
+        # XLA cannot compile communication; Keras 2 compiled only on request.
         if "jit_compile" not in kwargs and len(args) < 6 and keras.backend.backend() != "jax":
             kwargs["jit_compile"] = False
         return own(self, optimizer, *args, **kwargs)
@@ -62,7 +62,7 @@ def _compile(keras: ModuleType, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """compile()'s arguments after the optimizer, for Keras 2's: metrics before loss_weights, and one without a list."""
+    """Convert Keras 2's arguments of compile() after the optimizer: metrics before loss_weights, or not in a list."""
     given = dict(kwargs)
     if 1 < len(args) <= 1 + len(_AFTER_LOSS) and "metrics" not in given:
         warn_once("compile() got metrics by position, third as in Keras 2; hvdkit passes them as metrics=.")
@@ -85,7 +85,7 @@ def _without_old_arguments(method: str, own: Callable[..., Any]) -> Callable[...
 
 
 def translate(method: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Today's arguments of fit, evaluate or predict for Keras 2's."""
+    """Convert Keras 2's arguments of fit, evaluate or predict to Keras 3's."""
     given = dict(given)
     for name in _QUEUE:
         if name in given:
@@ -100,7 +100,7 @@ def translate(method: str, given: dict[str, Any]) -> dict[str, Any]:
         value: Any = given.get(name)
         if value is None or isinstance(value, (int, list, tuple, set)):
             continue
-        whole = int(value)  # a float, or what broadcast() and NumPy give
+        whole = int(value)  # a float, or the type that broadcast() or NumPy returns
         if isinstance(value, float):
             warn_once(f"{method}({name}={value!r}): Keras 3 requires an integer; hvdkit uses {whole}.")
         given[name] = whole
@@ -155,7 +155,7 @@ def _reset_metric(self: Any) -> None:
 
 
 def _metrics_names(self: Any) -> list[str]:
-    """The names of what evaluate() returns, in its order, as in Keras 2; Keras 3 gives 'compile_metrics' for most."""
+    """Return the names of evaluate()'s values in their order, as Keras 2; Keras 3 has 'compile_metrics' for most."""
     names: list[str] = []
     for metric in self.metrics:
         if metric.name == "compile_metrics":

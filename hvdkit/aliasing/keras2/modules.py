@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdkit.aliasing.keras2.roots import ROOTS
 
-#: Below a root: the old module -> where its names are now, in the order in which they are looked for.
+#: Old module below a root -> the modules that have its names now, in the order of the search.
 OLD = {
     "utils.np_utils": "utils",
     "utils.generic_utils": "utils saving",
@@ -63,14 +63,14 @@ _RENAMED = {
     "CuDNNGRU": "GRU",
     "Policy": "DTypePolicy",
     "set_policy": "set_global_policy",
-    "SyncBatchNormalization": "BatchNormalization",  # in one process they are the same
+    "SyncBatchNormalization": "BatchNormalization",  # in one process they do the same
     "Network": "Model",
 }
 _KEPT = "keras._tf_keras.keras"
 
 
 class OldModule(ModuleType):
-    """A module whose names are those of others."""
+    """A module that takes its names from other modules."""
 
     def __init__(self, name: str, places: Sequence[str]) -> None:
         super().__init__(name)
@@ -98,12 +98,12 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find one of OLD below a root."""
+        """Find a module of OLD below a root."""
         made = _split(name) is not None or f"{name}.".startswith(f"{_V1}.")
         return ModuleSpec(name, _Loader(), is_package=True) if made else None  # type: ignore[arg-type]
 
 
-#: tf.compat.v1.keras as a path; what it had is Keras 3's of today.
+#: tf.compat.v1.keras as a path; its names are now those of Keras 3.
 _V1 = "tensorflow.compat.v1.keras"
 
 
@@ -132,7 +132,7 @@ FINDER = _Finder()
 
 
 def parents() -> list[str]:
-    """The packages below a root that had some of the old modules; "" is the root itself."""
+    """Return the packages below a root that had some of the old modules; "" is the root itself."""
     return sorted({old.rpartition(".")[0] for old in OLD if old.rpartition(".")[0] not in OLD})
 
 
@@ -149,7 +149,7 @@ def add_old_modules(package: ModuleType) -> None:
 
 
 def add_old_layers(layers: ModuleType) -> None:
-    """Layers under names that they had for GPUs."""
+    """Add layers under their old names for GPUs."""
     for old in ("CuDNNLSTM", "CuDNNGRU"):
         if not hasattr(layers, old):
             setattr(layers, old, getattr(layers, _RENAMED[old]))

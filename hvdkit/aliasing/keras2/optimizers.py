@@ -10,25 +10,25 @@ from typing import Any
 
 from hvdkit.aliasing.said import warn_once
 
-#: Arguments that mean nothing any more.
+#: Arguments that have no effect any more.
 _IDLE = ("schedule_decay", "jit_compile", "is_legacy_optimizer")
 _DECAY = "_hvdkit_decay"
 
 
 class Variables(list[Any]):
-    """A list of variables that may be called, as `optimizer.variables()` was."""
+    """A list of variables that can also be called, as `optimizer.variables()`."""
 
     def __call__(self) -> Variables:
-        """The list itself."""
+        """Return the list itself."""
         warn_once("optimizer.variables is a list in Keras 3; hvdkit also accepts the call. Write optimizer.variables.")
         return self
 
 
 def apply(keras: ModuleType) -> None:
-    """Put them back into the class of all optimizers."""
+    """Patch the base class of all optimizers."""
     base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
     if not isinstance(base.variables, property):
-        return  # a Keras whose optimizers still have variables()
+        return  # this version of Keras still has optimizer.variables()
     own_init, own_rate, own_config = base.__init__, base._get_current_learning_rate, base.get_config
     own_variables: Any = base.variables.fget
     own_property: Any = base.learning_rate
@@ -39,7 +39,7 @@ def apply(keras: ModuleType) -> None:
         variable = learning_rate if _is_variable(learning_rate) else None
         own_init(self, learning_rate if variable is None else float(variable.numpy()), *args, **kwargs)
         if variable is not None:
-            self._learning_rate._value = getattr(variable, "_value", variable)  # the script assigns to its own
+            self._learning_rate._value = getattr(variable, "_value", variable)  # the script assigns to its variable
         if decay:
             setattr(self, _DECAY, decay)
 
@@ -76,9 +76,9 @@ def apply(keras: ModuleType) -> None:
 
 
 def translate(learning_rate: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any], float]:
-    """Today's learning rate and arguments for Keras 2's, and the decay of the rate with each step.
+    """Convert Keras 2's learning rate and arguments to Keras 3's; also returns the decay of the rate in each step.
 
-    A ConfigError of Keras's own follows for what is unknown to both.
+    Keras itself then raises an error for an argument that neither version has.
     """
     given = dict(given)
     for name in _IDLE:
@@ -94,12 +94,12 @@ def translate(learning_rate: Any, given: dict[str, Any]) -> tuple[Any, dict[str,
             "1 + decay * iterations, as Keras 2 did. Write keras.optimizers.schedules.InverseTimeDecay."
         )
     if isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, float):
-        learning_rate = float(learning_rate)  # Keras 3 takes neither 1 nor a float32 of numpy
+        learning_rate = float(learning_rate)  # Keras 3 accepts neither 1 nor a float32 of numpy
     return learning_rate, given, decay
 
 
 def _is_variable(learning_rate: Any) -> bool:
-    """Is it a variable of TensorFlow or of Keras on TensorFlow? Keras 3 takes neither; Keras 2 read it at each step."""
+    """Is it a variable of TensorFlow, or of Keras on it? Keras 3 accepts neither; Keras 2 read it at each step."""
     tf = sys.modules.get("tensorflow")
     if tf is None or sys.modules["keras"].backend.backend() != "tensorflow":
         return False
@@ -114,7 +114,7 @@ def _get_weights(self: Any) -> list[Any]:
 
 
 def _set_weights(self: Any, weights: Any) -> None:
-    """Assign what get_weights() gave, or what Keras 2 saved: that has no learning rate, which stays then."""
+    """Assign weights of get_weights(), or of Keras 2, which saved no learning rate: then the rate does not change."""
     variables = list(self.variables)
     if len(weights) == len(variables) - 1:
         variables = [variable for variable in variables if variable is not self._learning_rate]
@@ -125,7 +125,7 @@ def _set_weights(self: Any, weights: Any) -> None:
 
 
 def apply_to_legacy(legacy: ModuleType) -> None:
-    """keras.optimizers.legacy.X is keras.optimizers.X."""
+    """Make keras.optimizers.legacy.X the same as keras.optimizers.X."""
     optimizers = importlib.import_module("keras.optimizers")
 
     def find(name: str) -> Any:

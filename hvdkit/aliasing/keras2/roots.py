@@ -1,4 +1,4 @@
-"""Under which names a script may have Keras: they are three modules, most of whose parts are the same."""
+"""The names under which a script can import Keras: three modules that share most of their submodules."""
 
-#: The last one is what `import tensorflow.keras` gives, and the one before what `tf.keras` is.
+#: The last module is that of `import tensorflow.keras`, the second that of `tf.keras`.
 ROOTS = ("keras", "keras._tf_keras.keras", "tensorflow.keras")

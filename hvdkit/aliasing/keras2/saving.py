@@ -1,4 +1,4 @@
-"""Files: names that Keras 3 refuses. `.h5` is written in Keras 2's form; without an extension one is added."""
+"""Accept file names that Keras 3 refuses: `.h5` is written in Keras 2's format; a missing extension is added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHTS = ".weights.h5"
 
 
 def apply(keras: ModuleType) -> None:
-    """Have models and ModelCheckpoint take them."""
+    """Patch models and ModelCheckpoint to accept these names."""
     model = keras.Model
     model.save_weights = _save_weights(model.save_weights)
     model.load_weights = _load_weights(model.load_weights)
@@ -25,7 +25,7 @@ def apply(keras: ModuleType) -> None:
 
 
 def apply_to_loader(module: ModuleType) -> None:
-    """Have the load_model of `models` or `saving` look for the names that save() has made."""
+    """Patch load_model of `models` or `saving` to find the names that save() has written."""
     if not hasattr(module.load_model, "__wrapped__"):
         module.load_model = _load_model(module.load_model)  # type: ignore[attr-defined]
 

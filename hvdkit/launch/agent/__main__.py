@@ -4,8 +4,8 @@ import importlib
 import os
 import sys
 
-# Run by path, this folder is no package yet. Its parents become packages without their code being run, so that nothing
-# of hvdkit is imported but this folder, hvdkit/handshake.py, hvdkit/ranges.py and hvdkit/visible_gpus.py.
+# Run by path, this folder is no package yet. Its parents become packages, but their code does not run, so that only
+# this folder, hvdkit/handshake.py, hvdkit/ranges.py and hvdkit/visible_gpus.py are imported of hvdkit.
 folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 for name, path in (("hvdkit", os.path.dirname(folder)), ("hvdkit.launch", folder)):
     sys.modules[name] = type(sys)(name)

@@ -1,6 +1,6 @@
-"""What this host offers a rank: CPUs, GPUs, shared memory, interfaces, free ports. Cheap: every start waits for it.
+"""Read this host's resources for a rank: CPUs, GPUs, shared memory, interfaces, free ports. Fast: each start waits.
 
-CPUs are shared out among the ranks: divide() plans, bind() acts. GPUs are read from /proc and /sys, as nvidia-smi may
+CPUs are divided among the ranks: divide() plans, bind() acts. GPUs are read from /proc and /sys, because nvidia-smi may
 take seconds.
 """
 
@@ -25,8 +25,8 @@ SYSTEM = Path("/sys/devices/system")
 class Cpu(NamedTuple):
     """A hardware thread, by its number.
 
-    core: the lowest number of those on its physical core. node: of its NUMA node, or of its socket where no nodes are
-    shown.
+    core: the lowest number of the hardware threads of its physical core. node: of its NUMA node, or of its socket if
+    the system shows no nodes.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Cpu(NamedTuple):
 
 
 def read_topology(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cpu, ...]:
-    """Look up these CPUs; each is a core of its own, on node 0, where nothing is shown. system: /sys/devices/system."""
+    """Look up these CPUs. Without information each is a core of its own, on node 0. system: /sys/devices/system."""
     nodes = {
         number: int(folder.name[len("node") :])
         for folder in system.glob("node/node[0-9]*")
@@ -55,7 +55,7 @@ _MOST_CPUS = 10**4
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Read a list such as "0-3,8" in ascending order; [] for what is not of this form."""
+    """Read a list such as "0-3,8" in ascending order; [] for any other form."""
     try:
         return sorted(set(read_ranges(text, _MOST_CPUS)))
     except ValueError:
@@ -86,10 +86,10 @@ _SLURM = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 
 
 def read_gpus(environ: Mapping[str, str], driver: Path = _DRIVER, devices: Path = _DEVICES) -> list[list[str]]:
-    """List [PCI bus id, CPUs near it, as "0-31"] of each GPU, in CUDA's order; both "" where the order is not known.
+    """List [PCI bus id, CPUs near it, as "0-31"] of each GPU, in CUDA's order; both are "" if the order is unknown.
 
-    environ: of the rank. Empty if the rank sees none, if the driver shows none here, or with CUDA_VISIBLE_DEVICES that
-    names parts of GPUs (MIG) or one twice.
+    environ: of the rank. Empty if the rank sees no GPU, if the driver shows none here, or if CUDA_VISIBLE_DEVICES names
+    parts of GPUs (MIG) or a GPU twice.
     """
     try:
         folders = sorted(driver.iterdir())
@@ -98,7 +98,7 @@ def read_gpus(environ: Mapping[str, str], driver: Path = _DRIVER, devices: Path 
     details = [_read_text(folder / "information") for folder in folders]
     gpus = [[folder.name, _read_text(devices / folder.name.lower() / "local_cpulist")] for folder in folders]
     uuids = [_find("GPU UUID", text) for text in details]
-    alike = len({_find("Model", text) for text in details}) == 1  # else CUDA begins with the fastest
+    alike = len({_find("Model", text) for text in details}) == 1  # with different models, CUDA begins with the fastest
     ordered = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if any(name in environ for name in _SLURM) or not ordered:
         gpus = [["", ""] for _ in folders]
@@ -112,7 +112,7 @@ def _find(name: str, text: str) -> str:
 
 
 class Share(NamedTuple):
-    """What a rank has of its host. cpus: that it may run on. threads: to compute with, one a core. bound: by hvdkit."""
+    """A rank's CPUs. cpus: those it may run on. threads: number to compute with, one a core. bound: hvdkit binds it."""
 
     cpus: frozenset[int]
     threads: int
@@ -120,11 +120,11 @@ class Share(NamedTuple):
 
 
 def divide(cpus: Sequence[Cpu], ranks: int, kind: str) -> list[Share] | None:
-    """Share out CPUs among the ranks of a host, in their order; None if there are fewer cores than ranks.
+    """Divide CPUs among the ranks of a host, in rank order; None if the host has fewer cores than ranks.
 
-    Each rank gets whole cores that follow each other, at least its part of them rounded down; they are of one node
-    unless someone would have fewer for that. kind: "core" for just these, "numa" for all CPUs of the nodes that they
-    are of.
+    Each rank gets whole, consecutive cores, at least the number of cores divided by ranks and rounded down. They are of
+    one node unless a rank would get fewer cores for that. kind: "core" for just these cores, "numa" for all CPUs of
+    their nodes.
     """
     cores: dict[tuple[int, int], list[Cpu]] = {}
     for cpu in sorted(cpus, key=lambda one: (one.node, one.core, one.number)):
@@ -144,16 +144,16 @@ def divide(cpus: Sequence[Cpu], ranks: int, kind: str) -> list[Share] | None:
 
 
 def divide_near(cpus: Sequence[Cpu], near: Sequence[str], kind: str) -> list[Share] | None:
-    """Share out the CPUs near GPUs among the ranks that have these GPUs; None if some would have no core of its own.
+    """Divide the CPUs near GPUs among the ranks that have these GPUs; None if a rank would have no core of its own.
 
     near: the CPUs near the GPU of each rank, as "0-31". kind: see divide(). CPUs that are near no rank's GPU go unused.
     """
-    ranks: dict[tuple[Cpu, ...], list[int]] = {}  # by the CPUs near their GPUs
+    ranks: dict[tuple[Cpu, ...], list[int]] = {}  # ranks by the CPUs near their GPUs
     for at, text in enumerate(near):
         numbers = set(parse_cpus(text))
         ranks.setdefault(tuple(cpu for cpu in cpus if cpu.number in numbers), []).append(at)
     if len({cpu for mine in ranks for cpu in mine}) < sum(map(len, ranks)):
-        return None  # what is near one GPU is partly near another
+        return None  # the CPUs near two GPUs overlap partly
     found: dict[int, Share] = {}
     for mine, places in ranks.items():
         shares = divide(mine, len(places), kind)
@@ -164,17 +164,17 @@ def divide_near(cpus: Sequence[Cpu], near: Sequence[str], kind: str) -> list[Sha
 
 
 def _cut(cores: Sequence[tuple[int, int]], ranks: int) -> list[Sequence[tuple[int, int]]]:
-    """Cut (node, core), in order, into a piece for each rank."""
+    """Divide (node, core), in order, into consecutive cores for each rank."""
     by_node: dict[int, list[tuple[int, int]]] = {}
     for core in cores:
         by_node.setdefault(core[0], []).append(core)
     least = len(cores) // ranks
-    room = [len(of_node) // least for of_node in by_node.values()]  # ranks that find `least` cores on each node
+    room = [len(of_node) // least for of_node in by_node.values()]  # how many ranks with `least` cores fit on each node
     if ranks < len(by_node) or sum(room) < ranks:
         return _even(cores, ranks)
     counts = [0] * len(room)
     sizes = [len(of_node) for of_node in by_node.values()]
-    for _ in range(ranks):  # where there are most cores for one more
+    for _ in range(ranks):  # goes to the node with most cores for another rank
         open_nodes = [at for at, most in enumerate(room) if counts[at] < most]
         counts[max(open_nodes, key=lambda at: sizes[at] / (counts[at] + 1))] += 1
     pieces = zip(by_node.values(), counts, strict=True)
@@ -187,10 +187,10 @@ def _even(cores: Sequence[tuple[int, int]], pieces: int) -> list[Sequence[tuple[
 
 
 def plan_share(allowed: Collection[int], order: Mapping[str, Any], local_size: int) -> Share:
-    """Find out what this rank has.
+    """Plan this rank's CPUs.
 
-    allowed: CPUs that it may run on as it was started. order: see hvdkit.launch.plan.registration; {} without hvdrun.
-    local_size: ranks of this host; 0 if that is not known.
+    allowed: CPUs that it may run on since its start. order: see hvdkit.launch.plan.registration; {} without hvdrun.
+    local_size: number of ranks of this host; 0 if unknown.
     """
     if "divide" in order:
         ranks = int(order["ranks"])
@@ -202,13 +202,13 @@ def plan_share(allowed: Collection[int], order: Mapping[str, Any], local_size: i
 
 
 def allowed_cpus() -> frozenset[int]:
-    """CPUs that this process may run on."""
+    """Return the CPUs that this process may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
 def bind(share: Share) -> Iterator[str]:
-    """What is started in here is bound to the share's CPUs; gives what prevents it, or ""."""
+    """Bind processes that are started inside this context to the share's CPUs; yields the problem, or ""."""
     if not share.bound:
         yield ""
         return
@@ -225,7 +225,7 @@ def bind(share: Share) -> Iterator[str]:
 
 
 _UP, _LOOPBACK = 0x1, 0x8
-# InfiniBand and RoCE, Slingshot, Omni-Path, and what Open MPI and MPICH reach them through.
+# Folders of InfiniBand and RoCE, of Slingshot and of Omni-Path, which Open MPI and MPICH use.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/cxi", "/sys/class/hfi1_user")
 
 
@@ -234,7 +234,7 @@ class _SocketAddress(ctypes.Structure):
 
 
 class _Entry(ctypes.Structure):
-    """What getifaddrs(3) returns a list of, on Linux."""
+    """An entry of the list that getifaddrs(3) returns on Linux."""
 
 
 _Entry._fields_ = (
@@ -247,7 +247,7 @@ _Entry._fields_ = (
 
 
 def read_interfaces() -> list[list[object]]:
-    """List [name, address, length of the subnet's prefix, Mbit/s or 0] of each address that is up, but loopback's."""
+    """List [name, address, length of the subnet's prefix, Mbit/s or 0] of each address that is up, except loopback."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Entry)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -269,12 +269,12 @@ def read_interfaces() -> list[list[object]]:
     return found
 
 
-# Where in a socket's address, after its family, the bytes of the host's stand.
+# Family -> the bytes of the host's address in a socket's address, after its family.
 _PLACES = {int(socket.AF_INET): slice(2, 6), int(socket.AF_INET6): slice(6, 22)}
 
 
 def read_speed(name: str) -> int:
-    """Tell how many Mbit/s an interface can do; 0 if it does not say."""
+    """Read the speed of an interface in Mbit/s; 0 if it shows none."""
     try:
         with open(f"/sys/class/net/{name}/speed") as file:
             return max(0, int(file.read()))
@@ -283,12 +283,12 @@ def read_speed(name: str) -> int:
 
 
 def has_fabric() -> bool:
-    """Tell whether MPI might have something better than TCP to other hosts."""
+    """Does this host have a network faster than TCP that MPI may use?"""
     return any(os.path.isdir(folder) and os.listdir(folder) for folder in _FABRICS)
 
 
 def probe_host(environ: Mapping[str, str]) -> dict[str, object]:
-    """Report the cores that may be used, their number, GPUs, MiB free for shared memory (-1: none) and the Python."""
+    """Report the usable CPUs, the number of cores, GPUs, free shared memory in MiB (-1: none) and Python's version."""
     return {
         "allowed": sorted(allowed_cpus()),
         "cores": os.cpu_count() or 1,
@@ -306,15 +306,15 @@ def _free_mib(folder: str) -> int:
     return found.f_bavail * found.f_frsize >> 20
 
 
-#: For torch's store and for JAX's coordinator.
+#: Ports for torch's store and for JAX's coordinator.
 PORT_COUNT = 2
 
 
 def hold_free_ports(rank: int) -> list[socket.socket]:
-    """Bind sockets to PORT_COUNT ports that nothing uses at any address, if this is rank 0; fewer if the host has none.
+    """On rank 0, bind sockets to PORT_COUNT ports that are free at all addresses; fewer if the host has no more.
 
-    While they are open nothing else gets these ports, but a server with SO_REUSEADDR, as torch's store and gRPC's are,
-    can listen there.
+    While they are open no other program gets these ports, but a server with SO_REUSEADDR, such as torch's store or
+    gRPC's, can listen there.
     """
     held: list[socket.socket] = []
     with contextlib.suppress(OSError):  # then the ranks get no MASTER_PORT
@@ -329,6 +329,6 @@ def _hold_free_port() -> socket.socket:
     if dual:
         holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     holder.bind(("", 0))
-    # Only now: with it before, a port could be bound that another job holds.
+    # Set only after the bind: set before it, a port could be bound that another job holds.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return holder

@@ -1,4 +1,4 @@
-"""The stdin of rank 0's command: a pipe, which the agent fills with what hvdrun sends."""
+"""The stdin of rank 0's command: a pipe into which the agent writes the bytes from hvdrun."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 
 class InputPipe:
-    """The pipe. hvdrun sends the next bytes only once all before them are written, so that little is held here.
+    """The pipe. hvdrun sends the next bytes only after all earlier bytes are written, so that few are buffered here.
 
     source: the command's end, to be closed here once it has started.
     """
@@ -24,7 +24,7 @@ class InputPipe:
         self._pending, self._ended = memoryview(data), not data
 
     def register(self, poll: select.poll) -> None:
-        """Have `poll` report when bytes can be written, or that the command has closed its stdin."""
+        """Make `poll` report when bytes can be written, or that the command has closed its stdin."""
         if self._target < 0:
             return
         poll.register(self._target, select.POLLOUT if self._pending else 0)
@@ -34,7 +34,7 @@ class InputPipe:
             self._target = -1
 
     def write(self, ready: Collection[int]) -> bool:
-        """Write as much as fits; returns whether hvdrun is to send more."""
+        """Write as much as fits; returns whether hvdrun should send more."""
         if self._target not in ready:
             return False
         try:

@@ -1,8 +1,9 @@
 """Keep the launcher of an elastic job running when a host is cut off.
 
-Open MPI's mpirun ends the job when the connection to one of its daemons, or the ssh that started it, fails; a daemon
+Open MPI's mpirun ends the job when the connection to a daemon of its own, or the ssh that started it, fails; a daemon
 ends its ranks when it loses mpirun. TCP reports that after minutes of silence, long after the other ranks have
-continued. So those connections get no time limit, and the agent on a host that was cut off keeps or ends the daemon.
+continued. So hvdkit disables the time limits of these connections, and the agent on a host that was cut off keeps or
+ends the daemon.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from .wire import probe_hvdrun
 # pidfd_getfd(2), Linux 5.6 and later: the same number on every architecture.
 _PIDFD_GETFD = 438
 _NEVER_MS = 2**31 - 1  # 24 days
-# As /proc/PID/comm has them, with room for 15 letters.
+# Names in /proc/PID/comm, which has 15 letters at most.
 _NAMES = ("prted", "orted", "hydra_pmi_proxy", "pmi_proxy")
 _OTHERS_S, _TERM_S = 5.0, 1.0
 _LOOK_S, _LONGEST_S = 1.0, 900.0
 
 
 def disable_session_timeouts(session: int) -> str:
-    """Have no TCP connection of a session's processes fail because nothing comes from the other side.
+    """Disable TCP timeouts on all connections of a session's processes.
 
-    Returns why that cannot be done; "" if it is done. An end of the connection that is told is still heard.
+    A connection that the peer closes is still detected. Returns the reason if this is not possible; else "".
     """
     problems = [disable_timeouts(process) for process in list_session(session)]
     return next(filter(None, problems), "")
 
 
 def disable_timeouts(process: int) -> str:
-    """The same for one process."""
+    """Disable TCP timeouts on all connections of a process; returns the reason if this is not possible, else ""."""
     try:
         _set_no_timeout(process)
-    except (OSError, AttributeError) as error:  # too old a system, or one that does not let us
+    except (OSError, AttributeError) as error:  # the system is too old, or does not permit it
         return str(error)
     return ""
 
@@ -77,13 +78,13 @@ def _take(handle: int, number: int) -> int:
 
 
 def wait_for_hvdrun(where: str, secret: str) -> bool:
-    """Wait, with the daemon, until it is known whether hvdrun is there; for 15 minutes, if the daemon can be made to.
+    """Wait until it is known whether hvdrun is running, for 15 minutes at most; keeps the daemon waiting, if possible.
 
     where, secret: as for connect_to_hvdrun.
     """
     daemon = os.getppid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the daemon may want to end this process
-    disable_timeouts(daemon)  # where that is not allowed it ends by itself, after 8 minutes
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the daemon may end this process by SIGTERM
+    disable_timeouts(daemon)  # if that is not permitted, the daemon ends by itself after 8 minutes
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline and _is_daemon(daemon) and os.getppid() == daemon:
         answer = probe_hvdrun(where, secret)
@@ -94,7 +95,7 @@ def wait_for_hvdrun(where: str, secret: str) -> bool:
 
 
 def end_daemon() -> None:
-    """End the daemon that started this process, after the other ranks that it started have ended."""
+    """End the daemon that started this process, after its other ranks have ended."""
     daemon = os.getppid()
     if not _is_daemon(daemon):
         return
@@ -116,7 +117,7 @@ def _is_daemon(pid: int) -> bool:
 
 
 def _read_children(pid: int) -> set[int]:
-    """List a process's children, those of all its threads."""
+    """List the children of a process, from all its threads."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

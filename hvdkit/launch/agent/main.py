@@ -18,14 +18,14 @@ def main(arguments: list[str]) -> int:
     """Run the command after `--` as a rank.
 
     Options before it are for replacements of lost ranks: `--joins N` gives the number, and `--like P` the process of
-    the agent of another rank on this host, whose environment is taken.
+    another rank's agent on this host, whose environment the command gets.
     """
     end = arguments.index("--")
     own, command = arguments[:end], arguments[end + 1 :]
     if "--like" in own:
         at = own.index("--like")
         like = read_environment_of(int(own[at + 1]))
-        # Only the environment that a process was started with is visible to later replacements.
+        # Later replacements can read only the environment that a process was started with.
         restart = [*sys.orig_argv[: -len(arguments)], *own[:at], *own[at + 2 :], "--", *command]
         os.execve(sys.executable, restart, adopt_environment(os.environ, like))
     identity = identify_rank(os.environ, int(own[1]) if own else None)
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     if hvdrun_lost and not (elastic and where.startswith("tcp:") and wait_for_hvdrun(where, secret)):
         end_daemon()
     if code and elastic:
-        # Open MPI's daemon reports no exit code to the other ranks, which would wait for this one for ever.
+        # Open MPI's daemon reports no exit code to the other ranks, which would wait for this rank for ever.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
 

@@ -1,4 +1,4 @@
-"""Run the command of a rank: start it, relay its output, end it with everything it started, report how it ended."""
+"""Run the command of a rank: start it, relay its output, end it with all its processes, report how it ended."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from .stream import HOLD_S, LINE_BYTES, Log, Prefixer, Stream, format_prefix, op
 from .wire import ControlConnection, HvdrunLost
 
 KILL_AFTER_S = 2.0  # after SIGTERM
-DRAIN_S = 0.5  # output may come this long after the command's end, from processes that it left
-#: By exit code: how long to wait for hvdrun. With 75 the other ranks may still be saving, until hvdrun ends them.
+DRAIN_S = 0.5  # time for output of remaining processes after the command's end
+#: Exit code -> time to wait for hvdrun. With 75 the other ranks may still be saving, until hvdrun ends them.
 BYE_AFTER_S = {75: float("inf")}
-#: Signals that do not end the job: the command gets one that comes before its start as soon as it is started.
+#: Signals that do not end the job: a signal that arrives before the command's start is delivered right after it.
 _KEPT = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Agent:
-    """Runs the command until it has ended, with everything it started."""
+    """Runs the command until it and all its processes have ended."""
 
     def __init__(self, identity: RankIdentity, control: ControlConnection | None, log: Log | None) -> None:
         self.identity = identity
         self.control, self.log = control, log
         self.prefix = self.shown_prefix = b""
-        self.held_ports = hold_free_ports(identity.rank) if control is not None else []  # until this process ends
+        self.held_ports = hold_free_ports(identity.rank) if control is not None else []  # held until this process ends
         self.hvdrun_lost = False  # the connection has ended without an order to stop
-        self.ended_by = ""  # who has ended the rank; "" if it ends by itself
+        self.ended_by = ""  # what ended the rank, as a clause; "" if it ends by itself
         self.kill_at = 0.0
         self.child: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
         self.terminal: int | None = None
         self.input = InputPipe() if control is not None and identity.rank == 0 else None
         self.stack_requests: list[tuple[bytes, StackCollector]] = []  # from hvdrun, not answered yet
-        self.output_closed = False  # the output cannot be passed on any more
+        self.output_closed = False  # the output cannot be relayed any more
         self.channel: socket.socket | None = None  # to the rank, see hvdkit.launcher_channel
-        self.held_event = b""  # the beginning of a message that has not come whole
+        self.held_event = b""  # the beginning of an incomplete message
         self.early_frames: list[tuple[bytes, bytes]] = []  # received before the command was started
-        self.elastic = False  # the others may continue without this rank, and wait for MPI to report its end
+        self.elastic = False  # the other ranks may continue without this rank, and wait until MPI reports its end
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> int:
         """Run the command; returns its exit code, or 128 + the signal that ended it."""
@@ -78,7 +78,7 @@ class Agent:
         host = "" if one_host else self.identity.host
         wish = environ.get("HVDKIT_PREFIX", "")
         self.prefix, self.shown_prefix = format_prefix(self.identity.rank, host, wish)
-        reaper = SessionReaper()  # launchers kill agents, and cannot know what the agents have started
+        reaper = SessionReaper()  # launchers kill agents, but not the processes that agents have started
         share = plan_share(allowed_cpus(), orders.get("cores", {}), local_size)
         variables = adapt_environment(environ, orders.get("variables", {}), share.threads)
         if environ.get("HVDKIT_ELASTIC") == "1":
@@ -99,13 +99,13 @@ class Agent:
             self._send(wire.STDIN)
         self._execute(self.early_frames)
         self._relay(wake)
-        end_session(self.child.pid)  # what the command has left behind, in whatever process group
+        end_session(self.child.pid)  # the command's remaining processes, in whatever process group
         reaper.dismiss()
         status = self.child.wait()
         return self._finish(status if status >= 0 else 128 - status, "")
 
     def _await_go(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Register with hvdrun, and wait until all ranks have; returns the start order."""
+        """Register with hvdrun, and wait until all ranks have registered; returns the start order."""
         if self.control is None:
             return {}
         identity = self.identity
@@ -135,9 +135,9 @@ class Agent:
     def _start(
         self, command: list[str], variables: dict[str, str], window: list[int] | None, share: Share
     ) -> tuple[int, str] | None:
-        """Start the command on its CPUs; returns (exit code, what is wrong) if it cannot be."""
+        """Start the command on its CPUs; returns (exit code, problem) if that fails."""
         targets = [-1, -1]
-        # hvdrun's on rank 0, nothing on other ranks; without hvdrun, what the launcher gives
+        # rank 0 has hvdrun's stdin, other ranks have none; without hvdrun it is the launcher's
         source = self.input.source if self.input else subprocess.DEVNULL if self.control else None
         if window is not None:
             rows, columns, both = window
@@ -161,7 +161,7 @@ class Agent:
                     stdout=targets[0],
                     stderr=targets[1],
                     start_new_session=True,
-                    close_fds=False,  # MPICH's ranks talk to their launcher through an open file (PMI_FD)
+                    close_fds=False,  # MPICH's ranks communicate with their launcher through an open file (PMI_FD)
                     preexec_fn=die_with_parent(os.getpid()),
                 )
             if prevented:
@@ -238,7 +238,7 @@ class Agent:
                     return
 
     def _read_events(self) -> bytes | None:
-        """Read messages of the rank, whole ones only; None at their end. One that is too long is dropped."""
+        """Read complete messages of the rank; None at their end. A message that is too long is dropped."""
         assert self.channel is not None
         try:
             data = self.channel.recv(4096)
@@ -291,7 +291,7 @@ class Agent:
                 set_window(self.terminal, rows, columns - len(self.prefix))
 
     def _answer(self) -> None:
-        """Answer requests for stacks that are complete by now."""
+        """Answer the requests for stacks whose stacks are complete."""
         for query, collector in list(self.stack_requests):
             stacks = collector.look()
             if stacks is not None:
@@ -318,10 +318,10 @@ class Agent:
         self._pass_on(signal.Signals(number))
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Send the command a signal; and what it has started too, unless it has a handler and so its own idea of that.
+        """Forward a signal to the command if it has a handler, else to its process group.
 
-        A training that is to save cannot do without the processes that load its data. SIGINT comes to all of them, as
-        from a terminal: a shell has a handler, and waits for what it has started.
+        A training that saves on the signal needs its processes that load data. SIGINT is always sent to the group, as
+        by a terminal: a shell has a handler, and waits for the processes that it has started.
         """
         running = self.child is not None and self.child.returncode is None
         if self.child is not None and running and number != signal.SIGINT and catches(self.child.pid, number):
@@ -330,7 +330,7 @@ class Agent:
             self._signal_group(number)
 
     def _signal_group(self, number: signal.Signals) -> None:
-        # Until the child is reaped its number, and so its group's, cannot be given to another process.
+        # Until the child is reaped, no other process or group can get its number.
         if self.child is not None and self.child.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, number)
@@ -380,7 +380,7 @@ class Agent:
         return code
 
     def _await_bye(self, code: int) -> None:
-        """Wait until hvdrun has concluded how the job ends: mpirun ends all other ranks as soon as this one ends."""
+        """Wait until hvdrun has concluded how the job ends: mpirun ends all other ranks as soon as this rank ends."""
         assert self.control is not None
         deadline, poll = time.monotonic() + BYE_AFTER_S.get(code, 10.0), select.poll()
         for source in self.control.sources:

@@ -1,4 +1,4 @@
-"""Which rank this is, and what depends on the host it runs on."""
+"""Find out the number of this rank, and build its environment for the host that it runs on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hvdkit.ranges import read_counts
 
-# (rank, size, ranks of this host) of what hvdrun starts agents through. The first whose rank is set counts: under an
+# Variables (rank, size, ranks of this host) of the launchers that hvdrun uses. The first with a rank counts: under an
 # mpirun inside a Slurm job, Slurm's variables are those of mpirun's daemon. hvdkit.world has the same order.
 _RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -27,9 +27,9 @@ _SITE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__))
 
 
 class RankIdentity(NamedTuple):
-    """A rank's place in the job; 0 for a size that the launcher does not tell.
+    """A rank's numbers in the job; 0 for a size that the launcher does not set.
 
-    joins: it was started by ranks that are there already; its number is above theirs.
+    joins: running ranks started it; its number is above theirs.
     """
 
     rank: int
@@ -40,9 +40,9 @@ class RankIdentity(NamedTuple):
 
 
 def identify_rank(environ: Mapping[str, str], first: int | None = None) -> RankIdentity:
-    """Tell the rank from the launcher's variables; alone if there are none.
+    """Identify the rank by the launcher's variables; without them it is alone.
 
-    first: of ranks that others have started, the number of the first; else None.
+    first: the number of the first of the ranks that other ranks have started together; None for other ranks.
     """
     if first is not None:
         place = identify_rank(environ)
@@ -65,7 +65,7 @@ def identify_rank(environ: Mapping[str, str], first: int | None = None) -> RankI
 
 
 def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
-    """Tell (rank, size, ranks of this host) of a task of a Slurm step; (-1, 0, 0) of anything else."""
+    """Read (rank, size, ranks of this host) of a task of a Slurm step; (-1, 0, 0) outside of a step."""
     rank, size = _read_number(environ, "SLURM_PROCID"), _read_number(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if _read_number(environ, "SLURM_STEP_ID") < 0 or rank < 0 or size < 0:
         return -1, 0, 0
@@ -78,24 +78,24 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def _read_number(environ: Mapping[str, str], *names: str) -> int:
-    """The number in the first of these variables that is set; -1 if none is, or it is no number."""
+    """Read the number in the first of these variables that is set; -1 if none is set, or it has no number."""
     text = next((environ[name] for name in names if name in environ), "")
     return int(text) if re.fullmatch("[0-9]{1,10}", text) else -1
 
 
 def name_process(environ: Mapping[str, str]) -> str:
-    """What Open MPI's launcher calls this process, as "namespace:number"; "" where there is none with PMIx."""
+    """Return the name of this process in Open MPI's launcher, as "namespace:number"; "" without PMIx."""
     namespace, number = environ.get("PMIX_NAMESPACE", ""), environ.get("PMIX_RANK", "")
     return f"{namespace}:{number}" if namespace and number else ""
 
 
 def survivors_continue(environ: Mapping[str, str]) -> bool:
-    """Do the other ranks go on within the job when this one dies?"""
+    """Do the other ranks continue within the job when this rank dies?"""
     return environ.get("HVDKIT_ELASTIC") == "1" and environ.get("HVDKIT_ELASTIC_RESTARTS") != "1"
 
 
 def plan_elastic_variables(place: RankIdentity, command: Sequence[str]) -> dict[str, str]:
-    """What a rank is told whose world may change: what starts another one."""
+    """Plan the variable of an elastic rank with the command that starts a replacement."""
     agent = [sys.executable, "-I", "-S", os.path.dirname(os.path.abspath(__file__))]
     another = {
         "agent": agent,
@@ -107,7 +107,7 @@ def plan_elastic_variables(place: RankIdentity, command: Sequence[str]) -> dict[
 
 
 def read_environment_of(process: int) -> dict[str, str]:
-    """The variables that a process on this host was started with; {} if that cannot be seen."""
+    """Read the environment that a process on this host was started with; {} if it cannot be read."""
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
             data = file.read()
@@ -118,10 +118,10 @@ def read_environment_of(process: int) -> dict[str, str]:
 
 
 def adopt_environment(environ: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a rank that others have started: what they have, but for what says which rank this is.
+    """Build the environment of a replacement: that of another rank, except the launcher's variables.
 
-    environ: as the launcher's daemon made it, which on another host than hvdrun's knows nothing of the job. other: of a
-    rank that was there.
+    environ: from the launcher's daemon, which on other hosts than hvdrun's has no variables of the job. other: the
+    environment of a running rank.
     """
     job = {name: value for name, value in other.items() if not _is_launchers(name)}
     mine = {name: value for name, value in environ.items() if _is_launchers(name) or name.startswith("OMPI_MCA_")}
@@ -133,22 +133,22 @@ def _is_launchers(name: str) -> bool:
 
 
 def adapt_environment(environ: Mapping[str, str], orders: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Build the command's environment: what depends on the host is settled here, where the host can be seen.
+    """Build the command's environment, including variables that depend on this host.
 
-    orders: what hvdrun says on top; for a variable that the user has set, that stays. threads: to compute with.
+    orders: hvdrun's variables; values of the user take precedence. threads: number to compute with.
     """
     variables = {k: v for k, v in environ.items() if not k.startswith("HVDKIT_CONTROL")}
     variables["HVDKIT_AGENT"] = "1"
     path = environ.get("PYTHONPATH")
-    places = path.split(os.pathsep) if path else []  # "" among them is the working directory
+    places = path.split(os.pathsep) if path else []  # "" is the working directory
     if _SITE not in places:  # see hvdkit.startup
         variables["PYTHONPATH"] = os.pathsep.join([_SITE, *places])
     for name, value in orders.items():
         variables.setdefault(name, value)
     if "OMPI_COMM_WORLD_RANK" in variables and "JAX_COORDINATOR_ADDRESS" in variables:
-        # By this one, which Open MPI 5 has no more, JAX up to 0.10 tells that the variables of Open MPI are there.
+        # JAX up to 0.10 detects Open MPI by this variable, which Open MPI 5 no longer sets.
         variables.setdefault("OMPI_MCA_orte_hnp_uri", f"0.0;tcp://{variables['JAX_COORDINATOR_ADDRESS']}")
     variables.setdefault("OMP_NUM_THREADS", str(threads))
-    if threads == 1:  # ranks that poll without yielding would take the cores from those that compute
+    if threads == 1:  # ranks that poll without yielding would take cores from ranks that compute
         variables.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return variables

@@ -1,7 +1,7 @@
-"""Shared memory that killed ranks have left in /dev/shm: it counts as memory that is in use until a restart.
+"""Remove shared memory of killed ranks from /dev/shm, where it uses memory until the host restarts.
 
 Open MPI names it sm_segment.HOST.UID.JOB.RANK (Open MPI 4: vader_segment), and removes it when a rank ends by itself.
-hvdkit's is hvdkit-PID-RANDOM until all ranks of the host have opened it, and its maker holds a lock on it.
+hvdkit's name is hvdkit-PID-RANDOM until all ranks of the host have opened it; the process that made it holds a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OWN = re.compile(r"hvdkit-([0-9]+)-[0-9a-f]+")
 
 
 def remove_abandoned_files(folder: str = "/dev/shm") -> list[str]:
-    """Remove hvdkit's files of this user whose maker does not run, and whose lock is free; returns their names."""
+    """Remove this user's files of hvdkit whose maker has ended and whose lock is free; returns their names."""
     removed = []
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -45,22 +45,22 @@ def _remove_unlocked(path: str) -> None:
 def remove_dead_segments(folder: str = "/dev/shm") -> list[str]:
     """Remove the segments of this user on this host that no process has mapped or open; returns their names.
 
-    Whoever made a segment has it mapped as long as it lives. Nothing is removed where that cannot be seen: in a
-    container with processes of its own, or if a process of this user has shared memory and does not show its files.
+    A process has its segment mapped as long as it runs. Nothing is removed if mappings cannot be read: in a container
+    with processes of its own, or if a process of this user has shared memory and does not show its files.
     """
-    found = set(_list_segments(folder))  # before the processes: one that is made later is not in it
+    found = set(_list_segments(folder))  # listed before the processes, so that later segments are not among them
     if not found:
         return []
     try:
         if os.readlink("/proc/self/ns/pid") != _ALL_PROCESSES:
             return []
-        processes = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]  # 1 is the system's own
+        processes = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]  # 1 is the system's
         used = {name for process in processes for name in list_open_files(process)}
     except OSError:
         return []
     dead = sorted(found - used)
     for name in dead:
-        with contextlib.suppress(FileNotFoundError):  # the agent of another rank was first
+        with contextlib.suppress(FileNotFoundError):  # the agent of another rank removed it first
             os.unlink(os.path.join(folder, name))
     return dead
 
@@ -81,8 +81,9 @@ def _list_segments(folder: str) -> Iterator[str]:
 def list_open_files(process: str) -> set[str]:
     """Name the files, without folders, that a process of this user has mapped or open.
 
-    None for others' processes and for one that has ended. Raises PermissionError for a process of this user that has
-    shared memory and does not show its files. Of those without some do not: zombies, sshd's of a login, ssh-agent.
+    Empty for other users' processes and for an ended process. Raises PermissionError for a process of this user that
+    has shared memory and does not show its files. Some processes without shared memory do not show them either:
+    zombies, sshd's of a login, ssh-agent.
     """
     folder = f"/proc/{process}"
     try:
@@ -92,7 +93,7 @@ def list_open_files(process: str) -> set[str]:
             return set()
         found = set()
         try:
-            for name in os.listdir(f"{folder}/fd"):  # before the maps: a file is mapped first, and then closed
+            for name in os.listdir(f"{folder}/fd"):  # read before the maps: a file is mapped first, and then closed
                 with contextlib.suppress(FileNotFoundError):
                     found.add(os.path.basename(os.readlink(f"{folder}/fd/{name}")))
             with open(f"{folder}/maps", encoding="utf-8", errors="replace") as file:

@@ -15,25 +15,25 @@ _DONE = b"done"
 
 
 class SessionReaper:
-    """A small process beside this one, which stays when this one is killed.
+    """A small process beside this process, which continues when this process is killed.
 
-    steps: see end_session. folder: removed when this has ended the session; "" for none. lock: a descriptor that stays
-    open until then; -1 for none.
+    steps: see end_session. folder: removed after the session has ended; "" for none. lock: a descriptor that stays open
+    until then; -1 for none.
     """
 
     def __init__(self, steps: Steps = (), folder: str = "", lock: int = -1) -> None:
-        source, self._target = os.pipe()  # not open in what is started later
+        source, self._target = os.pipe()  # later child processes do not inherit it
         self._pid = os.fork()
         if self._pid == 0:
             _reap(source, steps, folder, lock)
         os.close(source)
 
     def watch(self, session: int) -> None:
-        """Say which session to end: its leader's number."""
+        """Set the session to end: its leader's number."""
         os.write(self._target, f"{session}\n".encode())
 
     def dismiss(self) -> None:
-        """Say that nothing is left to do; to be called before the session's leader is reaped."""
+        """End the reaper; to be called before the session's leader is reaped."""
         with contextlib.suppress(OSError):
             os.write(self._target, _DONE)
         os.close(self._target)
@@ -44,8 +44,8 @@ class SessionReaper:
 def end_session(session: int, steps: Steps = ()) -> None:
     """End all processes of a session.
 
-    steps: signals for its leader and the leader's group, each with the seconds that it then has to end; whatever is
-    left after them is killed.
+    steps: signals for its leader and the leader's group, each with the seconds to wait for their end; the remaining
+    processes are then killed.
     """
     for number, pause_s in steps:
         if not list_session(session):
@@ -56,20 +56,20 @@ def end_session(session: int, steps: Steps = ()) -> None:
         while time.monotonic() < deadline and list_session(session):
             time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(session, signal.SIGKILL)  # at once, so that none of the group starts another process meanwhile
+        os.killpg(session, signal.SIGKILL)  # one call for all, so that no process of the group starts another meanwhile
     for pid in list_session(session):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _reap(source: int, steps: Steps, folder: str, lock: int) -> None:
-    """Run the reaper's process: end the session when the other process ends without dismissing it."""
+    """Run the reaper's process: end the session if the other process ends without dismiss()."""
     try:
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        # Whoever reads what this process has open would otherwise wait for its end too.
+        # Otherwise readers of the pipes that this process has open would wait for its end too.
         os.dup2(source, 0)
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def _reap(source: int, steps: Steps, folder: str, lock: int) -> None:
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """Make a function for a child process that has Linux send it a signal when its parent ends."""
+    """Make a function for a child process that makes Linux send it a signal when its parent ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask() -> None:
@@ -101,7 +101,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Cal
 
 
 def catches(process: int, number: signal.Signals) -> bool:
-    """Has a process a handler for a signal? False where that cannot be found out."""
+    """Does a process have a handler for a signal? False if this is unknown."""
     _, found, rest = read_process(process, "status").partition("\nSigCgt:")
     return bool(found) and bool(int(rest.split()[0], 16) >> (number - 1) & 1)
 

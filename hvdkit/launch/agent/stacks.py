@@ -1,4 +1,4 @@
-"""What the processes of a rank are doing: the answer to `hvdkit stacks`. See hvdkit/stacks.py for the other side."""
+"""Collect the stacks of a rank's processes, for `hvdkit stacks`. See hvdkit/stacks.py for the other side."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import NamedTuple
 from .session_reaper import list_session, read_process
 
 _NAME = re.compile(r"/memfd:hvdkit-stacks-(\d+)-(\d+)-(\d+)-(\d+)")
-_QUIET_S = 0.1  # a dump that has not grown for so long is all there
+_QUIET_S = 0.1  # a dump that has not grown for so long is complete
 _POLITE_S, _PATIENCE_S = 0.5, 1.5
-# Of syscall(2): older systems have no function for it.
+# The number for syscall(2): older systems have no function for it.
 _TGKILL = {"x86_64": 234, "ppc64le": 250}.get(os.uname().machine, 131)
 
 
 class _Memory(NamedTuple):
-    """Where a process writes its stacks.
+    """The memory into which a process writes its stacks.
 
-    path: the memory. signal: at which it writes that of its main thread. pipe, inode: the pipe at which it is asked for
-    those of all threads; a number among its files may be another one's by now, an inode is not.
+    path: of the memory.
+    signal: makes the process write the stack of its main thread.
+    pipe, inode: a byte in this pipe requests the stacks of all threads. The descriptor may have been reused since; the
+    inode shows whether it is still the pipe.
     """
 
     path: str
@@ -32,7 +34,7 @@ class _Memory(NamedTuple):
 
 
 class _Process:
-    """A process that is asked, if it has memory for stacks. text: what it has answered."""
+    """A process that can be queried if it has memory for stacks. text: its answer."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.memory = pid, _find_memory(pid)
@@ -40,14 +42,14 @@ class _Process:
 
     @property
     def silent(self) -> bool:
-        """Can it answer, and has not?"""
+        """Can it answer, but has not?"""
         return self.memory is not None and not self.text
 
     def ask(self) -> None:
-        """Ask for the stacks of all threads."""
+        """Request the stacks of all threads."""
         if self.memory is None:
             return
-        with contextlib.suppress(OSError):  # it has ended, or was asked so often that the pipe is full
+        with contextlib.suppress(OSError):  # it has ended, or has so many requests that the pipe is full
             os.truncate(self.memory.path, 0)
             if os.readlink(self.memory.pipe) == f"pipe:[{self.memory.inode}]":
                 pipe = os.open(self.memory.pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -57,12 +59,12 @@ class _Process:
                     os.close(pipe)
 
     def ask_main_thread(self) -> None:
-        """Ask for the stack of the main thread, which answers wherever it is."""
+        """Request the stack of the main thread, which answers even in C code."""
         if self.memory is not None:  # as tgkill(2); kill(2) may choose another thread
             ctypes.CDLL(None).syscall(*map(ctypes.c_long, (_TGKILL, self.pid, self.pid, self.memory.signal)))
 
     def look(self) -> bool:
-        """Take in what has been written; True if that is more than before."""
+        """Read the memory; True if it has more text than before."""
         with contextlib.suppress(OSError):  # it has ended
             if self.memory is not None:
                 with open(self.memory.path, "rb") as file:
@@ -74,7 +76,7 @@ class _Process:
 
 
 class StackCollector:
-    """Asks the processes of a session what they do, without waiting for them."""
+    """Collects the stacks of the processes of a session, without waiting for them."""
 
     def __init__(self, session: int) -> None:
         self._began = self._grew = time.monotonic()
@@ -85,10 +87,10 @@ class StackCollector:
             process.ask()
 
     def look(self) -> list[dict[str, object]] | None:
-        """What each of them does; None if that is not known yet.
+        """Return the stacks of each process; None if they are not complete yet.
 
-        The answer: pid, state (a letter of proc(5), "" if it has ended), command, stacks (as faulthandler writes them,
-        "" if it did not answer), and whether it can be asked.
+        Of each process: pid, state (a letter of proc(5), "" if it has ended), command, stacks (as faulthandler writes
+        them, "" if it did not answer), and `asked`: whether it can be queried.
         """
         now = time.monotonic()
         for process in self._processes:
@@ -114,9 +116,9 @@ class StackCollector:
 
 
 def _find_memory(pid: int) -> _Memory | None:
-    """The memory that a process has for its stacks; None for none."""
+    """Find the memory of a process for its stacks; None without such memory."""
     files = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
         for name in os.listdir(files):
             with contextlib.suppress(OSError):
                 match = _NAME.match(os.readlink(f"{files}/{name}"))

@@ -1,4 +1,4 @@
-"""One output of a rank's command: its lines with the rank before each, its log, and the terminal it may be."""
+"""One output stream of a rank's command: prefixes of its lines, its log, and a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import termios
 import time
 from collections import deque
 
-# Returns to a line's start or its end, a control sequence (CSI, OSC, the short ones), text.
+# Returns to a line's start or its end, a control sequence (CSI, OSC or short), text.
 _TOKENS = re.compile(
     rb"\r+\n?|\n|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\^-~]|[^\r\n\x1b]+|\x1b"
 )
-# A control sequence, or a line's end, that is not all there yet.
+# An incomplete control sequence or line end.
 _UNFINISHED = re.compile(rb"(?:\r+|\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*))\Z")
 _LONGEST_SEQUENCE = 256
 
-# Of the terminal's text: cyan, green, yellow, magenta, blue; red is left to errors.
+# Colours of text on a terminal: cyan, green, yellow, magenta, blue; red is for errors.
 _COLOURS = (36, 32, 33, 35, 34)
 
 
 def format_prefix(rank: int, host: str, wish: str) -> tuple[bytes, bytes]:
-    """Write the prefix of a rank's lines: plain, and in the rank's colour if that is the wish.
+    """Write the prefix of a rank's lines: plain, and in the rank's colour if `wish` requests it.
 
     host: "" on one host. wish: HVDKIT_PREFIX, "0" for no prefix, "colour" for colours.
     """
@@ -34,9 +34,9 @@ def format_prefix(rank: int, host: str, wish: str) -> tuple[bytes, bytes]:
 
 
 class Prefixer:
-    """Puts a prefix before the text of each line, also where a program goes back to a line's start to draw it anew.
+    """Puts a prefix before the text of each line, also if a program returns to a line's start to redraw it.
 
-    terminal: the program draws on a terminal; an empty line gets no prefix, because it may be a place to draw on.
+    terminal: the program draws on a terminal; an empty line gets no prefix, because the program may draw on it.
     """
 
     def __init__(self, prefix: bytes, *, terminal: bool = False) -> None:
@@ -44,7 +44,7 @@ class Prefixer:
         self._at_start, self._tail = True, b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return `data` with prefixes; a control sequence that is cut off comes with the next call."""
+        """Return `data` with prefixes; an incomplete control sequence is returned with the next call."""
         data = self._tail + data
         unfinished = _UNFINISHED.search(data, max(0, len(data) - _LONGEST_SEQUENCE))
         end = unfinished.start() if unfinished else len(data)
@@ -58,7 +58,7 @@ class Prefixer:
         return marked.removesuffix(self._prefix) if self._at_start else marked
 
     def finish(self) -> bytes:
-        """Return what was held back."""
+        """Return the text that was held back."""
         tail, self._tail = self._tail, b""
         return tail
 
@@ -78,19 +78,19 @@ class Prefixer:
 
 
 HOLD_S = 0.5  # an unfinished line waits this long for its end
-LINE_BYTES = 1 << 20  # a longer line is passed on in pieces
+LINE_BYTES = 1 << 20  # a longer line is relayed in several writes
 TAIL_LINES = 20
 
 
 class Log:
-    """A rank's log file. When it cannot be written any more, as on a full disk, the rank goes on without it."""
+    """A rank's log file. If it cannot be written any more, as on a full disk, the rank continues without it."""
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._failed, self._problem = False, ""
 
     def write(self, data: bytes) -> None:
-        """Write, unless that has failed before."""
+        """Write, unless a write has failed before."""
         if not self._failed:
             try:
                 write_all(self._target, data)
@@ -98,13 +98,13 @@ class Log:
                 self._failed, self._problem = True, error.strerror or str(error)
 
     def take_problem(self) -> str:
-        """Why writing has failed, the first time that this is called after it has; else ""."""
+        """Return why a write has failed, in the first call after the failure; else ""."""
         problem, self._problem = self._problem, ""
         return problem
 
 
 class Stream:
-    """One output of the command: read from, logged, prefixed, passed on in whole lines."""
+    """One output stream of the command: reads it, logs it, adds prefixes and relays whole lines."""
 
     def __init__(self, source: int, kind: bytes, prefixer: Prefixer, *, live: bool, log: Log | None) -> None:
         self.source, self.kind, self.live = source, kind, live
@@ -117,7 +117,7 @@ class Stream:
         """Read once; None at the end of the output."""
         try:
             data = os.read(self.source, 1 << 16)
-        except OSError:  # how a terminal says that its other side is closed
+        except OSError:  # the error of a terminal whose other side is closed
             data = b""
         if not data:
             return None
@@ -132,11 +132,11 @@ class Stream:
         return self._take(len(self._pending) if drawn or len(self._pending) > LINE_BYTES else cut)
 
     def flush(self) -> bytes:
-        """Pass on an unfinished line."""
+        """Return an unfinished line."""
         return self._take(len(self._pending))
 
     def finish(self) -> bytes:
-        """Pass on all that is left."""
+        """Return the rest of the output."""
         if self._line:
             self.tail.append(self._line)
         return self.flush() + self._prefixer.finish()
@@ -152,16 +152,16 @@ class Stream:
 
 
 def write_all(target: int, data: bytes) -> None:
-    """Write all of `data`, however often the system takes only a part."""
+    """Write all of `data`, in several calls if the system accepts only part of it."""
     view = memoryview(data)
     while view:
         view = view[os.write(target, view) :]
 
 
 def open_log(folder: str, rank: int, *, again: bool = False) -> Log | None:
-    """Open the rank's log file in `folder`, which is made if it is not there; None without a folder.
+    """Open the rank's log file in `folder`, which is created if needed; None without a folder.
 
-    again: the job is started again, and what is there is of its own.
+    again: the job is restarted, and an existing log is its own.
     """
     if not folder:
         return None
@@ -181,5 +181,5 @@ def open_terminal(rows: int, columns: int) -> tuple[int, int]:
 
 
 def set_window(terminal: int, rows: int, columns: int) -> None:
-    """Give a terminal its size; programs in it are told by SIGWINCH."""
+    """Set the size of a terminal; programs in it get SIGWINCH."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, max(columns, 20), 0, 0))

@@ -1,6 +1,6 @@
-"""The connection between agents and hvdrun: the types of its frames, and what the order to start may say.
+"""The connection between agents and hvdrun: the types of its frames, and the variables of a start order.
 
-How frames are sealed is in hvdkit.handshake.
+hvdkit.handshake authenticates the frames.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from hvdkit.handshake import AuthenticationError, Session, StrangerError, connect, open_connection
 
-PURPOSE = b"hvdrun"  # of the handshake
+PURPOSE = b"hvdrun"  # purpose of the handshake
 HELLO, START, STDOUT, STDERR, PAUSE, END = b"H", b"S", b"O", b"E", b"Z", b"X"  # from an agent
 STACKS = b"D"  # from an agent: the stacks of its rank's processes
-STDIN = b"I"  # from the agent of rank 0: it takes more; from hvdrun: a piece of its own stdin, b"" at the end
-EVENT = b"N"  # messages of hvdkit.launcher_channel: from an agent those of its rank, from hvdrun those for the rank
+STDIN = b"I"  # from the agent of rank 0: it accepts more; from hvdrun: bytes of its own stdin, b"" at the end
+EVENT = b"N"  # messages of hvdkit.launcher_channel: from an agent those of its rank, from hvdrun those for a rank
 HEARTBEAT = b"P"  # from an agent, on a second connection, as the only frame there
 GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun; ASK: for STACKS
-SAVE = b"V"  # from hvdrun: have the rank save and end, if it handles SIGTERM
+SAVE = b"V"  # from hvdrun: make the rank save and end, if it handles SIGTERM
 ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
 # In the job's folder: Unix sockets for agents and for `hvdkit stacks`; the job's secret, if all ranks are on one host.
 CONTROL, QUERY, SECRET = "control", "inquiry", "secret"
@@ -32,7 +32,7 @@ _IDLE_S, _PROBE_S, _PROBES = 3, 1, 5
 
 
 class HvdrunLost(Exception):
-    """There is no connection to hvdrun, or no longer."""
+    """The connection to hvdrun failed or was lost."""
 
 
 class ControlConnection:
@@ -40,7 +40,7 @@ class ControlConnection:
 
     address: this host's, as hvdrun sees it; "" on one host.
     heartbeat: a second connection over which nothing is sent, so that TCP keepalive checks the other host. On the first
-    there are no keepalive probes while output waits to be sent, because hvdrun does not read or the host has failed.
+    TCP sends no keepalive probes while output waits to be sent, because hvdrun does not read or the host has failed.
     """
 
     def __init__(self, connection: socket.socket, session: Session, heartbeat: socket.socket | None = None) -> None:
@@ -64,7 +64,7 @@ class ControlConnection:
             view = view[self._send_some(view) :]
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """Wait for some bytes and return the frames that are complete; raises HvdrunLost if hvdrun is not there."""
+        """Wait for some bytes and return the frames that are complete; raises HvdrunLost at the connection's end."""
         poll = select.poll()
         for source in self.sources:
             poll.register(source, select.POLLIN)
@@ -91,7 +91,7 @@ class ControlConnection:
             raise HvdrunLost(f"nothing can be sent to hvdrun: {error.strerror}") from None
 
     def _check(self, ready: dict[int, int]) -> None:
-        # hvdrun sends nothing over the heartbeat connection: only its end can be reported there.
+        # hvdrun sends nothing over the heartbeat connection: it can only report its end.
         if self.heartbeat is not None and self.heartbeat.fileno() in ready and self.socket.fileno() not in ready:
             raise HvdrunLost("the host of hvdrun does not answer, or hvdrun was killed")
 
@@ -99,8 +99,9 @@ class ControlConnection:
 def connect_to_hvdrun(place: str, secret: str, rank: int) -> ControlConnection:
     """Connect to hvdrun.
 
-    place: "unix:PATH", with the secret in a file beside it; or "tcp:PORT:ADDRESS,ADDRESS,..." of which the first that
-    proves the secret is taken. secret: of the job, for TCP. Raises HvdrunLost with what was tried.
+    place: "unix:PATH", with the secret in a file beside it; or "tcp:PORT:ADDRESS,ADDRESS,...", of which the first
+    address that proves the secret is used. secret: of the job, for TCP. Raises HvdrunLost with the addresses that were
+    tried.
     """
     family, _, rest = place.partition(":")
     if family == "unix":
@@ -153,7 +154,7 @@ def _try_address(address: str, port: int, secret: str, rank: int) -> ControlConn
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have an idle TCP connection fail within ten seconds when the other host does not answer, not after hours."""
+    """Make an idle TCP connection fail within ten seconds, not hours, when the other host does not answer."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
@@ -161,8 +162,8 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
-#: The variables that hvdrun sets for a rank when all ranks have come, and its agent accepts; see plan_start_orders of
-#: hvdkit/launch/plan/registration.py. All others come with the environment that the launcher has given the agent.
+#: The variables that hvdrun sets for a rank after all ranks have registered, and that its agent accepts; see
+#: plan_start_orders in hvdkit/launch/plan/registration.py. Other variables are in the environment from the launcher.
 PLANNED_VARIABLES = frozenset(
     {
         *("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_btl_tcp_if_include"),
@@ -184,7 +185,7 @@ def find_unplanned(names: Iterable[str]) -> list[str]:
 
 
 def read_start_order(payload: bytes) -> dict[str, Any]:
-    """Parse the payload of a GO frame. Raises HvdrunLost for one that hvdrun does not send."""
+    """Parse the payload of a GO frame. Raises HvdrunLost for an order that hvdrun does not send."""
     try:
         orders = json.loads(payload)
         variables = dict(orders["variables"])

@@ -1,4 +1,4 @@
-"""Hosts of the allocation that hvdrun runs in, from the variables that the scheduler sets."""
+"""Find the hosts of the allocation that hvdrun runs in, from the scheduler's variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdkit.launch.hostfiles.names import set_slots
 def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
     """Find the hosts of this job; None outside of any allocation.
 
-    environ: the variables; an empty one counts as not set.
+    environ: the variables; an empty variable counts as not set.
     slots: the user's number for every host, in place of the scheduler's; None for the scheduler's.
     Raises LaunchError for an allocation that cannot be parsed: it is never treated as no allocation.
     """

@@ -1,8 +1,8 @@
-"""Hosts without a scheduler: of a SageMaker training job, and of the default hostfile of an MPI.
+"""Find hosts without a scheduler: those of a SageMaker training job, or of the default hostfile of an MPI.
 
-SageMaker's training toolkit sets variables (ENVIRONMENT_VARIABLES.md) and starts the entry point on every host, or with
-distribution={"mpi": ...} the ranks by its own mpirun. A default hostfile is named by a variable of Open MPI, MPICH or
-Intel MPI; the MPI Operator of Kubernetes sets these in its launcher pod.
+SageMaker's training toolkit sets variables (ENVIRONMENT_VARIABLES.md) and starts the entry point on every host, or the
+ranks by its own mpirun with distribution={"mpi": ...}. A variable of Open MPI, MPICH or Intel MPI names the default
+hostfile; the MPI Operator of Kubernetes sets these variables in its launcher pod.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}", re.ASCII)
 
 
 def read_sagemaker(environ: Mapping[str, str]) -> FoundHosts | None:
-    """Read SM_HOSTS, with a slot for each of SM_NUM_GPUS GPUs, or one; None outside of SageMaker.
+    """Read SM_HOSTS, with a slot for each of SM_NUM_GPUS GPUs, or one slot; None outside of SageMaker.
 
     Raises LaunchError on a host other than the first, where a second hvdrun would start all ranks again.
     """
@@ -69,8 +69,8 @@ def _read_hosts(text: str) -> list[str]:
         raise LaunchError(f"SM_HOSTS={text[:200]!r}: {problem}. {cure}", code="sagemaker-hosts") from None
 
 
-# The file, its dialect, and the variable with the slots of hosts that have none in the file. The MPI Operator writes
-# pod:slots for Intel MPI too, which Intel's own -hostfile does not allow.
+# (variable with the file, its dialect, variable with the slots of hosts that have none in the file). The MPI Operator
+# writes pod:slots for Intel MPI too, which Intel's own -hostfile does not allow.
 _VARIABLES = (
     ("PRTE_MCA_prte_default_hostfile", "openmpi", "PRTE_MCA_prte_set_default_slots"),
     ("OMPI_MCA_orte_default_hostfile", "openmpi", "OMPI_MCA_orte_set_default_slots"),
@@ -80,7 +80,7 @@ _VARIABLES = (
 
 
 def read_default_hostfile(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
-    """Read the hosts of the default hostfile; None if no variable names one."""
+    """Read the hosts of the default hostfile; None if no variable names a hostfile."""
     for name, dialect, default in _VARIABLES:
         if name in environ:
             found = find_hostfile(environ[name], dialect, slots or _read_default_slots(environ, default))

@@ -1,8 +1,8 @@
 """The allocations of schedulers: Slurm, PBS (Pro, OpenPBS, Torque), LSF, SGE (Grid Engine), Flux and HTCondor.
 
-Flux sets no variable that lists hosts (flux-environment(7)), so its command is asked for R, the resource set (Flux RFC
-20, version 1): in a batch script or a shell of `flux alloc` that of the instance, in a job that of the job.
-sshd.sh of HTCondor, which openmpiscript and mp2script source, starts an sshd on each node of the parallel universe and
+Flux sets no variable that lists hosts (flux-environment(7)), so its command prints R, the resource set (Flux RFC 20,
+version 1): that of the instance in a batch script or a shell of `flux alloc`, that of the job in a job.
+HTCondor's sshd.sh, which openmpiscript and mp2script source, starts an sshd on each node of the parallel universe and
 writes a line for it to a contact file on node 0: the node's number, its host, the port, and more.
 """
 
@@ -75,7 +75,7 @@ def read_flux(environ: Mapping[str, str]) -> FoundHosts | None:
 
 
 def parse_resources(text: str) -> tuple[Host, ...]:
-    """Parse R in JSON into its hosts, in the order of Flux's ranks. Raises ValueError with what is wrong."""
+    """Parse R in JSON into its hosts, in the order of Flux's ranks. Raises ValueError with the problem."""
     try:
         resources = json.loads(text)
         names = [host.name for part in resources["execution"]["nodelist"] for host in parse_nodelist(part)]
@@ -111,7 +111,7 @@ def parse_idset(text: str) -> list[int]:
 def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
     """Read the contact file, with a slot for each node; None outside of the parallel universe.
 
-    Raises LaunchError on a node other than 0, and without a contact file if there is more than one node.
+    Raises LaunchError on a node other than 0, and without a contact file if the job has more than one node.
     """
     node, nodes = environ.get("_CONDOR_PROCNO"), environ.get("_CONDOR_NPROCS", "1")
     if node is None or nodes == "1":
@@ -160,9 +160,10 @@ _LAUNCH_HOST = re.compile(r"batch|login|launch")
 class AllocationReader:
     """Reader of a scheduler's allocation.
 
-    name: in lower case; of its dialect of hostfiles too. variable: set in its jobs only.
+    name: of the scheduler in lower case, and of its dialect of hostfiles.
+    variable: a variable that is set only in its jobs.
     nodefile: the variable with the path of its list of hosts; "" for none.
-    read: the hosts of its job, with the slots that it has given them; None outside of its jobs.
+    read: reads the hosts of its job with their slots; None outside of its jobs.
     """
 
     name: str
@@ -172,26 +173,26 @@ class AllocationReader:
 
 
 def find_scheduler(environ: Mapping[str, str]) -> str:
-    """Name the scheduler whose job this runs in; "" for none."""
+    """Name the scheduler of the job that this runs in; "" for none."""
     return next((scheduler.name for scheduler in SCHEDULERS if environ.get(scheduler.variable)), "")
 
 
 def find_incomplete_slurm_job(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Name the variables of a Slurm job if none lists its nodes, so that this is not in the job; else ()."""
+    """Name Slurm's variables if none of them lists nodes, which means that this is not in the job; else ()."""
     if "SLURM_STEP_NODELIST" in environ or any(re.fullmatch(_SLURM_LISTS, name) for name in environ):
         return ()
     return tuple(name for name in ("SLURM_JOB_ID", "SLURM_JOBID") if environ.get(name, "").strip())
 
 
 def describe_incomplete_slurm_job(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Write the note about such variables; () if there are none."""
+    """Write the note about such variables; () without such variables."""
     names = " and ".join(find_incomplete_slurm_job(environ))
     note = f"{names} set, but not SLURM_JOB_NODELIST: hvdrun takes this for no Slurm job and uses this machine."
     return (note,) if names else ()
 
 
 def _read_slurm(environ: Mapping[str, str]) -> FoundHosts | None:
-    """Read the job, or the step that this is a part of."""
+    """Read the hosts of the job, or of the step that this runs in."""
     job = environ.get("SLURM_JOB_ID", environ.get("SLURM_JOBID"))
     if job is None or find_incomplete_slurm_job(environ):
         return None
@@ -257,7 +258,7 @@ def _count_slurm_tasks(environ: Mapping[str, str], hosts: tuple[Host, ...], step
 
 
 def _refuse_copies(environ: Mapping[str, str]) -> None:
-    """Each of srun's tasks would start all ranks. With --pty only the first task is a shell."""
+    """Raise LaunchError in srun's tasks, each of which would start all ranks. With --pty only the first is a shell."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and "SLURM_PTY_PORT" not in environ:
         raise LaunchError(

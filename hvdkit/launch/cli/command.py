@@ -1,4 +1,4 @@
-"""The ranks' command: a Python script or module gets this Python, and what does not exist is refused."""
+"""Plan the ranks' command: Python scripts and modules run with this Python; check that the command exists."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def find_script(command: Sequence[str]) -> str:
 def check_command(words: Sequence[str], *, module: bool, path: str) -> None:
     """Raise LaunchError if the program, the script or the module does not exist on this machine, or cannot be read.
 
-    words: as typed. path: the ranks' PATH.
+    words: the command as typed. path: the ranks' PATH.
     """
     try:
         _check_command(words, module=module, path=path)
@@ -126,7 +126,7 @@ def _check_program(program: str, path: str) -> None:
 
 
 def _check_module(name: str) -> None:
-    """Look for the module as the ranks will, without importing its packages."""
+    """Search for the module as the ranks will, without importing its packages."""
     parts = name.split(".")
     here, spec = os.getcwd(), None
     for number in range(1, len(parts) + 1):
@@ -158,7 +158,7 @@ def _check_module(name: str) -> None:
 def _find_top(name: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(name) if name.isidentifier() else None
-    except (ImportError, ValueError):  # of a module that is loaded already and has no spec
+    except (ImportError, ValueError):  # a loaded module without a spec
         return None
 
 

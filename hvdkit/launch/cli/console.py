@@ -1,4 +1,4 @@
-"""Run the command of hvdrun or hvdkit: an error is one line, and so is a full disk."""
+"""Run the command of hvdrun or hvdkit, and print an error, such as a full disk, in one line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def run_command(program: str, command: Callable[[], int]) -> int:
-    """Carry out a command; returns its exit code, or 2 for an HvdkitError, which is printed after the program's name.
+    """Run a command; returns its exit code, or 2 for an HvdkitError, which is printed after the program's name.
 
-    128+n for SIGINT (Ctrl-C), and for SIGPIPE where the reader of stdout has ended, as in `hvdkit doctor | head`.
+    Returns 128+n for SIGINT (Ctrl-C), and for SIGPIPE if the reader of stdout has ended, as in `hvdkit doctor | head`.
     Standard streams that are closed (`>&-`) are opened on /dev/null.
     """
     _open_closed_streams()
@@ -33,7 +33,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:
         if not _reader_has_ended():
-            raise  # of another pipe
+            raise  # another pipe than stdout
         _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -46,10 +46,10 @@ def run_command(program: str, command: Callable[[], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open stdin, stdout and stderr on /dev/null where they are closed: another file would get their number."""
+    """Open stdin, stdout and stderr on /dev/null if they are closed: another file would get their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is the stream's own
+            descriptor = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is the stream's own
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode))
 
@@ -61,7 +61,7 @@ def _reader_has_ended() -> bool:
 
 
 def _can_flush() -> bool:
-    """Whether what stdout's buffer holds, if it has one, can be written: it stays there where that has failed."""
+    """Can the contents of stdout's buffer be written? They remain in the buffer after a failure."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -70,7 +70,7 @@ def _can_flush() -> bool:
 
 
 def _discard_output() -> None:
-    """Have Python write the rest of stdout's buffer, at its exit, to nowhere."""
+    """Make Python discard the rest of stdout's buffer at its exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

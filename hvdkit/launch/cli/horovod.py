@@ -1,6 +1,6 @@
-"""horovodrun's options that hvdrun does not have itself, and its --config-file, a YAML file whose entries are options.
+"""horovodrun's options that hvdrun does not have itself, and its --config-file, a YAML file of options.
 
-Each option is accepted with its meaning, or without effect and with a line that says so, or refused with a cure.
+Each option is accepted with its meaning, or accepted without effect and with a note, or refused with a cure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvdkit.launch.cli import numbers
 from hvdkit.launch.cli.parser import OptionParser, record_settings
 from hvdkit.optional_import import optional_import
 
-# Section -> what its options begin with.
+# Section -> the prefix of its options.
 _PREFIXES = {
     "params": "--",
     "autotune": "--autotune-",
@@ -25,7 +25,7 @@ _PREFIXES = {
     "library_options": "--",
     "logging": "--log-",
 }
-# Section -> its keys with a value; an option is called as its key, with dashes.
+# Section -> its keys with a value; the option has the key's name, with dashes.
 _VALUES: Mapping[str, Sequence[str]] = {
     "params": ("fusion_threshold_mb", "cycle_time_ms", "cache_capacity"),
     "autotune": "log_file warmup_samples steps_per_sample bayes_opt_max_samples gaussian_process_noise".split(),
@@ -34,7 +34,7 @@ _VALUES: Mapping[str, Sequence[str]] = {
     "library_options": ("num_nccl_streams", "thread_affinity", "gloo_timeout_seconds"),
     "logging": ("level",),
 }
-# Section -> its keys that are switches, of which false is the option with --no- before it.
+# Section -> its keys that are switches; false is the option with the prefix --no-.
 _SWITCHES: Mapping[str, Sequence[str]] = {
     "params": ("hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce"),
     "autotune": ("enabled",),
@@ -49,7 +49,7 @@ _CONTROLLERS = {"mpi": "--mpi", "gloo": "--gloo"}
 def read_flags(path: str) -> list[str]:
     """Read a file, and return its entries as options.
 
-    Raises LaunchError with all entries that are not horovodrun's, MissingDependencyError without PyYAML.
+    Raises LaunchError with all entries that horovodrun does not have, MissingDependencyError without PyYAML.
     """
     yaml = optional_import("yaml", "config")
     try:
@@ -114,12 +114,15 @@ def _negate(flag: str) -> str:
 class Flag:
     """An option of another launcher.
 
-    sets: variables and their values; a function makes the value from the option's own, a whole number.
-    refused: what to do instead, as a sentence; "" if the option is accepted.
+    names: of the option.
+    sets: variables and their values; a function computes the value from the option's, a whole number.
+    refused: the alternative, as a sentence; "" if the option is accepted.
     help: of an accepted option.
     program: the launcher.
-    ignored: why an accepted option has no effect, and what to set in its place; "" if it has one, or is the default.
-    takes: is an ignored option followed by a value? variables: Horovod's, which have no effect for the same reason.
+    ignored: why an accepted option has no effect, and the setting to use in its place; "" if it has an effect, or is
+    the default.
+    takes: is an ignored option followed by a value?
+    variables: Horovod's variables without effect for the same reason.
     """
 
     names: tuple[str, ...]
@@ -188,7 +191,7 @@ FLAGS = (
     _accept("--no-timeline-mark-cycles", help="no effect"),
     _accept("--no-mpi-threads-disable", help="no effect"),
     _accept("--log-without-timestamp", "--log-hide-timestamp", help="no timestamps (default)"),
-    # Parts that hvdkit does not have.
+    # Features that hvdkit does not have.
     _refuse("-cb", "--check-build", instead="hvdkit has no build options. To see what works here use: hvdkit doctor."),
     _ignore("--cycle-time-ms", why="hvdkit has no cycles, and needs no setting.", takes=True, variables="CYCLE_TIME"),
     _ignore(
@@ -233,7 +236,7 @@ FLAGS = (
     _ignore("-prefix-timestamp", "--prefix-output-with-timestamp", why=_CLOCK),
 )
 
-#: Horovod's variables that no option of FLAGS has -> why they have no effect.
+#: Horovod's variables without an option in FLAGS -> why they have no effect.
 _VARIABLES = {
     "HOROVOD_FUSION_THRESHOLD": "hvdkit's buckets fit into the cache; --fusion-bytes sets them.",
     "HOROVOD_HIERARCHICAL_ALLREDUCE": "--transport hierarchical is the same, and --transport auto uses it.",
@@ -261,7 +264,7 @@ _OPPOSITES = (("--mpi", "--gloo"), ("--stall-check", "--no-stall-check"))
 
 
 class _FlagAction(argparse.Action):
-    """Keep the meaning of an option as the variables that carry it to the ranks; or refuse it, with the cure."""
+    """Record an option as the variables that pass it to the ranks, or refuse it with the cure."""
 
     flag: Flag
 
@@ -286,7 +289,7 @@ class _FlagAction(argparse.Action):
 
 
 def find_ignored(environ: Mapping[str, str]) -> list[str]:
-    """Say of each of Horovod's variables that is set, and has no effect on hvdkit's own engine, what to set instead."""
+    """Describe Horovod's variables that are set but have no effect on hvdkit's engine, each with an alternative."""
     reasons = {name: flag.ignored for flag in FLAGS for name in flag.variables} | _VARIABLES
     return [
         f"{name}={environ[name]} has no effect. {why}"

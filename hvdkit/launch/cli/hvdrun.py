@@ -1,4 +1,4 @@
-"""hvdrun: a job from the command line."""
+"""hvdrun: run a job from the command line."""
 
 from __future__ import annotations
 

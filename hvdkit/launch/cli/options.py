@@ -45,12 +45,12 @@ _COMMON = {
     "stall_shutdown_s": "end a stalled job after this time (0: never)",
     "log_level": "minimum level of messages (default: warning)",
 }
-# The settings of the group "elastic"; the others are in "settings".
+# The settings of the group "elastic"; other settings are in "settings".
 _ELASTIC = (
     *("elastic", "min_np", "max_np", "elastic_checkpoints"),
     *("elastic_restarts", "elastic_patience_s", "elastic_save_s"),
 )
-# Groups of settings of the long help; the short one has one group. The others are in "settings".
+# Groups of settings in the long help; the short help has one group. Other settings are in "settings".
 _TUNING = (
     *("fusion_bytes", "buckets_in_flight", "progress", "chunk_bytes", "malloc_keep_bytes", "algorithm"),
     *("autotune", "autotune_steps", "autotune_log", "autotune_save", "tuned"),
@@ -59,7 +59,7 @@ _WRAP = ("wrap_batch", "wrap_rate", "wrap_warmup", "wrap_batch_norm")
 
 
 class _SettingAction(argparse.Action):
-    """Check a setting, and keep it as the variable that carries it to the ranks."""
+    """Check a setting, and record it as the variable that passes it to the ranks."""
 
     variable = ""
 
@@ -97,7 +97,7 @@ def build_parser(*, everything: bool = False) -> OptionParser:
 
 
 def parse_arguments(arguments: Sequence[str]) -> LaunchOptions:
-    """Parse hvdrun's arguments; `command` is what follows the options.
+    """Parse hvdrun's arguments; `command` has the words after the options.
 
     The entries of a --config-file come first, so that options on the command line override them.
     Raises LaunchError for two launchers.

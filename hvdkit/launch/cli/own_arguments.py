@@ -11,7 +11,8 @@ _ARG_START, _ARG_END = 45, 46  # fields 48 and 49 of /proc/PID/stat, see proc(5)
 def hide_values(words: Iterable[str]) -> None:
     """Overwrite each VALUE of these words NAME=VALUE in the command line of this process with asterisks.
 
-    Whoever has read it before has seen them. Does nothing where the system does not say where the command line is.
+    A process that read the command line before has seen the values. Does nothing if the system does not show the
+    address of the command line.
     """
     wanted = [os.fsencode(word) for word in words if "=" in word]
     if not wanted:

@@ -1,4 +1,4 @@
-"""A parser of options that come before a command: two sizes of help, the nearest option for a wrong one, completion."""
+"""A parser of options before a command, with a short and a long help, suggestions for typos, and completion."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Add = Callable[..., argparse.Action]
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Parses options; what follows them is the command of the ranks.
+    """Parses options; the words after them are the command of the ranks.
 
-    everything: the help has all options; without it, those with a brief text.
+    everything: the help has all options; otherwise only those with a brief text.
     """
 
     def __init__(self, prog: str, *, everything: bool, **options: Any) -> None:
@@ -64,7 +64,15 @@ class OptionParser(argparse.ArgumentParser):
         aliases: Sequence[str] = (),
         **options: Any,
     ) -> argparse.Action:
-        """Add an option to a group. brief: its text in the short help, or True for the same. aliases: no help shows."""
+        """Add an option to a group.
+
+        group: as argparse's.
+        flags: its names.
+        help: its text in the long help.
+        brief: its text in the short help; True for the same text, False to leave it out.
+        aliases: names that no help shows.
+        options: of argparse's add_argument.
+        """
         shown = help if self.everything or brief is True else brief or argparse.SUPPRESS
         action = group.add_argument(*flags, help=shown, **options)
         for alias in aliases:
@@ -74,7 +82,7 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit with code 2; the usage line of this many options would hide it."""
         stop = "" if message.endswith(("?", ".")) else "."
-        program = self.prog.partition(":")[0]  # without the file that the option is in
+        program = self.prog.partition(":")[0]  # without the name of the file that has the option
         self.exit(2, f"{self.prog}: {message}{stop} See {program} --help.\n")
 
     def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -102,7 +110,7 @@ class OptionParser(argparse.ArgumentParser):
         return options, words
 
     def _find(self, word: str) -> argparse.Action:
-        """Find the option that a word begins with."""
+        """Find the option at the beginning of a word."""
         actions: Mapping[str, argparse.Action] = self._option_string_actions
         name = word.partition("=")[0]
         if name in actions:
@@ -120,7 +128,7 @@ class OptionParser(argparse.ArgumentParser):
         return self.error(f"unknown option {name}.{similar}")
 
     def _refuse_joined(self, name: str) -> NoReturn:
-        """Have the option's own action refuse it."""
+        """Let the option's own action refuse it."""
         action = self._option_string_actions[name]
         try:
             action(self, argparse.Namespace(), None, name)
@@ -134,7 +142,10 @@ def record_settings(
 ) -> None:
     """Check the variables that an option sets, and add them to `namespace.settings`.
 
-    Raises argparse.ArgumentError for an invalid value, and where another option has set a variable to another value.
+    action, namespace, flag: as in argparse.Action.
+    variables: with their values.
+
+    Raises argparse.ArgumentError for an invalid value, and if another option has set a variable to another value.
     """
     try:
         read_config(variables)
@@ -159,20 +170,20 @@ class PrintCompletion(argparse.Action):
     """Print the completion script of a shell, and exit. Raises MissingDependencyError without shtab."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Print it."""
+        """Print the script."""
         print(write_completion(parser, str(values)))
         parser.exit()
 
 
 def write_completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Write the completion script: options with their choices, and files elsewhere."""
+    """Write the completion script: options with their choices, and otherwise files."""
     shtab = optional_import("shtab", "completion")
     _mark(parser, {"FILE": shtab.FILE, "SCRIPT": shtab.FILE, "DIR": shtab.DIRECTORY})
     return str(shtab.complete(parser, shell=shell))
 
 
 def _mark(parser: argparse.ArgumentParser, files: Mapping[str, Any]) -> None:
-    """Tell shtab which options take files, and show it the commands that the parser lists in its help by itself.
+    """Mark the options that take files for shtab, and list the commands that the help does not list.
 
     files: by the option's metavar.
     """

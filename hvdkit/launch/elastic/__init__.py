@@ -1,1 +1,1 @@
-"""Jobs that go on, or start again, when ranks or hosts are lost."""
+"""Elastic jobs, which continue or restart when ranks or hosts are lost."""

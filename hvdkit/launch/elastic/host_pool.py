@@ -1,6 +1,6 @@
-"""The hosts on which a job can be started: all that there are, except lost ones and those that do not answer.
+"""The hosts on which a job can be started: all hosts except those that are lost or do not answer.
 
-A script of the user may tell which there are: it prints `host:slots` lines, as for Horovod.
+A script of the user may list the hosts: it prints `host:slots` lines, as for Horovod.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CHECK_S = 1.0
 
 
 class Blacklist:
-    """Hosts that are excluded for a time, about twice as long each time, as in Horovod.
+    """Hosts that are excluded for a time, which about doubles with each exclusion, as in Horovod.
 
-    cooldown: (shortest, longest) in seconds; None to exclude them for good. draw: a random number from 0 up to 1.
+    cooldown: (shortest, longest) in seconds; None to exclude hosts for good. draw: returns a random number from 0 to 1.
     """
 
     def __init__(self, cooldown: tuple[float, float] | None = None, draw: Callable[[], float] = random.random) -> None:
@@ -45,7 +45,7 @@ class Blacklist:
         self._until: dict[str, float] = {}
 
     def add(self, host: str, now: float) -> float:
-        """Exclude a host from now on; returns for how many seconds, infinity for good."""
+        """Exclude a host from now on; returns the number of seconds, infinity for good."""
         self._times[host] = times = self._times.get(host, 0) + 1
         cooldown_s = float("inf")
         if self._cooldown is not None:
@@ -55,23 +55,23 @@ class Blacklist:
         return cooldown_s
 
     def allows(self, host: str, now: float) -> bool:
-        """Whether the host is not excluded now."""
+        """Is the host not excluded now?"""
         return self._until.get(host, now) <= now
 
     @property
     def returns(self) -> bool:
-        """Whether hosts were excluded, and not for good."""
+        """Were hosts excluded, and not for good?"""
         return self._cooldown is not None and bool(self._until)
 
 
 @dataclass
 class HostPool:
-    """See above. Times are of `clock`."""
+    """Finds the hosts that can run ranks, without lost hosts and those that do not answer. Times are of `clock`."""
 
     hosts: Hosts  # at first
     say: Callable[[str], None]
-    discover: Callable[[], Awaitable[Hosts]] | None = None  # finds the hosts anew; None if they stay the same
-    answers: Callable[[Host], Awaitable[bool]] | None = None  # can ranks be started on it? None if that is not known
+    discover: Callable[[], Awaitable[Hosts]] | None = None  # finds the hosts again; None if they stay the same
+    answers: Callable[[Host], Awaitable[bool]] | None = None  # can ranks be started on a host? None if that is unknown
     lost: Blacklist = field(default_factory=Blacklist)
     clock: Callable[[], float] = time.monotonic
     _unreachable: Blacklist = field(default_factory=lambda: Blacklist(_UNREACHABLE_S))
@@ -81,11 +81,11 @@ class HostPool:
 
     @property
     def may_change(self) -> bool:
-        """Whether there may be other hosts at some time."""
+        """Can the hosts change later?"""
         return self.discover is not None or self.lost.returns or self._unreachable.returns
 
     async def find(self, trusted: Collection[str] = ()) -> Hosts:
-        """The hosts that can be used now. trusted: names of those that need not be probed."""
+        """Find the hosts that can be used now. trusted: names of hosts that need not be probed."""
         if self.discover is not None:
             await self._discover(self.discover)
         now = self.clock()
@@ -112,7 +112,7 @@ class HostPool:
         self._answered.difference_update(names)
 
     def probe_again(self) -> None:
-        """Have all hosts probed again, because something was wrong with one of them."""
+        """Probe all hosts again in the next find(), because one of them failed."""
         self._answered.clear()
 
     async def _discover(self, discover: Callable[[], Awaitable[Hosts]]) -> None:
@@ -123,7 +123,7 @@ class HostPool:
             return
         if found != self._discovered:
             resolve_hosts.resolve.cache_clear()
-            # The name service and ssh may take seconds, in which the job is to be supervised.
+            # The name service and ssh may take seconds, during which the job must be supervised.
             known = [host for host in found if await asyncio.to_thread(resolve_hosts.is_known, host)]
             self._discovered, self.hosts = found, tuple(known)
 
@@ -134,7 +134,7 @@ class HostPool:
 
 
 async def _probe(hosts: Sequence[Host], answers: Callable[[Host], Awaitable[bool]]) -> set[str]:
-    """The names of the hosts that answer."""
+    """Return the names of the hosts that answer."""
     turns = asyncio.Semaphore(_PROBES_AT_ONCE)
 
     async def probe(host: Host) -> bool:
@@ -159,7 +159,7 @@ def probe_over_ssh(options: Sequence[str]) -> Callable[[Host], Awaitable[bool]]:
 
 
 def count_slots(hosts: Hosts) -> int | None:
-    """Count the slots of hosts; None if one host's are not known. This machine has as many as it has cores."""
+    """Count the slots of hosts; None if those of a host are unknown. This machine has as many slots as cores."""
     return total_slots(hosts, {host.name: count_cores() for host in hosts if is_local(host)})
 
 
@@ -173,10 +173,15 @@ async def wait_for_slots(
     needed_by: str = "--min-np",
     may_grow: Callable[[], bool] = lambda: True,
 ) -> tuple[Hosts, int] | None:
-    """Wait until there are hosts for a job; returns them and the ranks on them, None after `wait_s`.
+    """Wait until a job has enough hosts; returns them and the number of ranks on them, None after `wait_s`.
 
-    choose: the number of ranks for these hosts, 0 if they are fewer than min_ranks. say: prints a line. needed_by:
-    the option that gives min_ranks. may_grow: may there be others later?
+    find: finds the hosts that can be used now.
+    choose: returns the number of ranks for these hosts, 0 if it would be less than min_ranks.
+    min_ranks: the least number of ranks.
+    wait_s: the time limit, in seconds.
+    say: prints a line.
+    needed_by: the option that sets min_ranks.
+    may_grow: can the hosts change later?
     """
     clock = asyncio.get_running_loop().time
     deadline, waiting = clock() + wait_s, False
@@ -197,11 +202,11 @@ async def wait_for_slots(
 
 
 class Discovery:
-    """The script, which find_hosts() runs anew each time.
+    """The discovery script, which each find_hosts() runs.
 
     script: its path, or a command line; no shell reads it. slots: of hosts for which it prints no number; None if a
     number is required. environ: its variables.
-    Raises LaunchError if there is no such program.
+    Raises LaunchError if the program does not exist.
     """
 
     def __init__(self, script: str, slots: int | None, environ: Mapping[str, str]) -> None:
@@ -241,7 +246,7 @@ class Discovery:
 
 
 def split_script(script: str, path: str) -> tuple[str, ...]:
-    """The program and its arguments. path: where it is looked for. Raises LaunchError if there is no such program."""
+    """Split into the program and its arguments. path: to search. Raises LaunchError if the program does not exist."""
     try:
         words = (script,) if os.path.isfile(script) else tuple(shlex.split(script))
     except ValueError as error:
@@ -267,7 +272,7 @@ def parse_discovered(text: str, what: str, slots: int | None) -> tuple[Host, ...
     """Parse the hosts that a script printed, which may be none.
 
     what: the script, for messages. slots: of hosts without a number; None if a number is required.
-    Raises LaunchError for names and numbers that are not allowed: names end up on command lines.
+    Raises LaunchError for names and numbers that are not allowed: names are used on command lines.
     """
     reading = read_lines(content_lines(text), parse_numbered)
     problems = [f"line {line}: {why}" for line, why in reading.problems]
@@ -286,10 +291,10 @@ def parse_discovered(text: str, what: str, slots: int | None) -> tuple[Host, ...
 async def _run(
     words: Sequence[str], environ: Mapping[str, str] | None, timeout_s: float, *, reads: bool = True
 ) -> tuple[int | None, bytes]:
-    """Run a program; returns its exit code, None if it did not end in time, and what it has printed if that is read.
+    """Run a program; returns its exit code, None if it did not end in time, and its output if `reads`.
 
-    It is killed, with what it has started, after that time or if it prints more than _LONGEST bytes. Raises OSError and
-    ValueError if it cannot be started.
+    It is killed, with the processes that it has started, after that time or if it prints more than _LONGEST bytes.
+    Raises OSError and ValueError if it cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *words,

@@ -1,4 +1,4 @@
-"""hvdrun's options of elastic jobs: the ranks' settings, and what hvdrun does when a job is lost."""
+"""hvdrun's options of elastic jobs: the ranks' settings, and the policy for restarts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHORTEST_S, _LONGEST_S = 1, 3600
 
 
 def plan_elastic(options: LaunchOptions, config: Config, ranks: int) -> dict[str, str]:
-    """The settings of the ranks of an elastic job; {} for another job. Raises LaunchError for contradictions."""
+    """Plan the settings of the ranks of an elastic job; {} for another job. Raises LaunchError for contradictions."""
     given = (options.host_discovery_script, options.blacklist_cooldown_range, options.reset_limit)
     asked = any(one is not None for one in (*given, options.elastic_timeout))
     if not (config.elastic or config.elastic_restarts or config.min_np or config.max_np or asked):
@@ -53,7 +53,7 @@ def plan_elastic(options: LaunchOptions, config: Config, ranks: int) -> dict[str
 
 
 def describe_restarts(job: Job, choice: LauncherChoice) -> str:
-    """Why hvdrun starts the job again when a rank dies, as a sentence; "" if ranks continue, or it does not."""
+    """Describe why hvdrun restarts the job when a rank dies; "" if ranks continue, or hvdrun does not restart it."""
     if job.elasticity is Elasticity.OFF:
         return ""
     mpi, config = choice.mpi, job.config
@@ -77,10 +77,10 @@ def describe_restarts(job: Job, choice: LauncherChoice) -> str:
 
 
 def find_discovered(options: LaunchOptions, environ: Mapping[str, str], note: Callable[[str], None]) -> FoundHosts:
-    """The hosts that the script reports, once they have the slots that are needed, and the number of ranks on them.
+    """Find the hosts that the script reports, and the number of ranks on them; waits until the slots are enough.
 
     note: writes a line while it waits.
-    Raises LaunchError if the script fails, or there are too few slots for too long.
+    Raises LaunchError if the script fails, or the slots are too few for too long.
     """
     script = options.host_discovery_script
     assert script is not None
@@ -89,7 +89,7 @@ def find_discovered(options: LaunchOptions, environ: Mapping[str, str], note: Ca
             "--host-discovery-script and -H or --hostfile both give the hosts; remove one of them.",
             code="hosts-given-twice",
         )
-    import asyncio  # slow to load, as host_pool is with it, and hvdrun --help gets here
+    import asyncio  # slow to load, like host_pool, and hvdrun --help imports this module
 
     from hvdkit.launch.elastic.host_pool import Discovery, count_slots, wait_for_slots
 
@@ -120,7 +120,13 @@ def find_discovered(options: LaunchOptions, environ: Mapping[str, str], note: Ca
 def plan_restart_policy(
     options: LaunchOptions, config: Config, min_ranks: int, max_ranks: int, *, ranks_survive: bool = False
 ) -> RestartPolicy:
-    """On which conditions a job is started again. max_ranks: without a script that finds hosts."""
+    """Plan the policy for restarts.
+
+    options, config: of the job.
+    min_ranks: the least number of ranks.
+    max_ranks: the greatest number of ranks if no script finds hosts.
+    ranks_survive: ranks continue when others die.
+    """
     discovers = options.host_discovery_script is not None
     if discovers:
         max_ranks = max(min_ranks, config.max_np or _number(options.np) or _UNLIMITED)
@@ -138,7 +144,14 @@ def plan_restart_policy(
 def plan_host_pool(
     options: LaunchOptions, environ: Mapping[str, str], job: Job, ssh: bool, say: Callable[[str], None]
 ) -> HostPool:
-    """The hosts on which a job is started again. ssh: ranks are started over it. say: prints a line."""
+    """Plan the pool of hosts for restarts.
+
+    options: of the job.
+    environ: hvdrun's variables.
+    job: the plan of the job.
+    ssh: ranks are started over ssh.
+    say: prints a line.
+    """
     from hvdkit.launch.elastic.host_pool import Blacklist, Discovery, HostPool, probe_over_ssh
 
     script, cooldown = options.host_discovery_script, options.blacklist_cooldown_range
@@ -152,12 +165,12 @@ def plan_host_pool(
 
 
 def starts_over_ssh(choice: LauncherChoice, scheduler: str, environ: Mapping[str, str]) -> bool:
-    """Whether ranks on other hosts are started with the ssh on PATH. scheduler: of the allocation; "" for none."""
+    """Are ranks on other hosts started with the ssh on PATH? scheduler: of the allocation; "" for none."""
     own = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_plm_(ssh|rsh)_agent|HYDRA_LAUNCHER.*", name)]
     by_mpi = choice.launcher in ("mpirun", "mpiexec") and choice.mpi is not None and choice.mpi.kind != "pals"
     return not own and (choice.launcher == "ssh" or (by_mpi and not scheduler))
 
 
 def _number(np: int | str | None) -> int:
-    """The number of ranks of -np; 0 where it is a word or not given."""
+    """Return the number of ranks of -np; 0 if it is a word or not given."""
     return np if isinstance(np, int) else 0

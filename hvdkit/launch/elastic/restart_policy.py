@@ -1,4 +1,4 @@
-"""Whether a job that has ended is started again, on how many ranks, and without which hosts: decisions, as data."""
+"""Decide whether a job that has ended is restarted, on how many ranks and without which hosts; pure functions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from hvdkit.launch.job.outcome import JobResult, Outcome
 from hvdkit.launch.job.ranks import Ranks
 from hvdkit.launch.plan.job import name_host
 
-#: Attempts in a row that saved nothing, after which a job is given up: what ended them would end the next one.
+#: A job is given up after so many attempts in a row that saved nothing: the next attempt would end in the same way.
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """On which conditions a job is started again."""
+    """The conditions for a restart of a job."""
 
     min_ranks: int
     max_ranks: int
     max_restarts: int | None = None  # None for any number
-    wait_s: float = 600.0  # for slots, while there are fewer than min_ranks
-    ranks_survive: bool = False  # ranks continue when others die: only a job that is lost as a whole is restarted
+    wait_s: float = 600.0  # for slots, while they are fewer than min_ranks
+    ranks_survive: bool = False  # ranks continue when others die: only the loss of the whole job leads to a restart
     checkpoints: str = ""  # the folder where ranks keep commits; "" for none
-    discovers: bool = False  # a script finds the hosts, so one that cannot be reached is not a mistake of the user
+    discovers: bool = False  # a script finds the hosts, so an unreachable host is not a mistake of the user
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Attempt:
 
     result: JobResult
     joined: bool = False  # all ranks had joined each other
-    checkpointed: bool = False  # some of the training was brought to a disk
-    asked_to_save: bool = False  # hvdrun had it save and end, because there were other hosts for it
+    checkpointed: bool = False  # some of the training was saved to a disk
+    asked_to_save: bool = False  # hvdrun made it save and end, because other hosts were found
 
 
 def give_up_reason(attempts: Sequence[Attempt], policy: RestartPolicy) -> str | None:
-    """Why a job is not started again after these attempts; None if it is. "" if the last result says it all."""
+    """Explain why a job is not restarted after these attempts; None if it is, "" if the last result explains it."""
     last, restarts = attempts[-1], len(attempts) - 1
     outcome = last.result.outcome
     restartable = (
@@ -66,16 +66,16 @@ def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
 
 
 def choose_ranks(slots: int | None, policy: RestartPolicy) -> int:
-    """The number of ranks for these slots; 0 if there are too few. slots: None for any number."""
+    """Choose the number of ranks for these slots; 0 if the slots are too few. slots: None for any number."""
     ranks = policy.max_ranks if slots is None else min(policy.max_ranks, slots)
     return ranks if ranks >= policy.min_ranks else 0
 
 
 def find_lost_hosts(ranks: Ranks, outcome: Outcome, planned: Sequence[tuple[str, int]]) -> set[str]:
-    """The hosts of an attempt, by their planned names, that are lost, or of which no rank started though others did.
+    """Find the lost hosts of an attempt, and those on which no rank started although ranks on others did.
 
-    planned: (host, ranks on it) in the order of ranks; () if it is not known: then hosts have the names that they
-    report.
+    Returns their planned names. planned: (host, ranks on it) in the order of ranks; () if it is unknown: then the
+    names are those that the hosts report.
     """
     reported = {rank: state.host for rank, state in ranks.states.items() if state.host}
     if outcome is Outcome.MISSING_RANKS:

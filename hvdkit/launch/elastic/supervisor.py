@@ -1,4 +1,4 @@
-"""Run an elastic job, and start it again: after a loss without the lost hosts, or when there are better hosts."""
+"""Run an elastic job, and restart it after a loss without the lost hosts, or when better hosts are found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hvdkit.launch.job.runner import Runner
 from hvdkit.launch.plan.job import name_host
 
 _CHECK_S = 1.0
-#: Checks in a row that must agree: a script may fail once; and the ranks of an elastic job first replace each other.
+#: So many checks in a row must agree: a script may fail once, and an elastic job first replaces lost ranks itself.
 _CHECKS, _CHECKS_SURVIVING = 1, 20
 _PAUSE_S = 1.0
 
@@ -38,7 +38,7 @@ Allocation = tuple[Hosts, int]  # hosts, and the number of ranks on them
 class JobSupervisor:
     """The attempts of one job."""
 
-    make_runner: Callable[[Hosts, int], Runner]  # for so many ranks on these hosts
+    make_runner: Callable[[Hosts, int], Runner]  # makes the runner of a number of ranks on these hosts
     hosts: Hosts  # of the first attempt
     ranks: int  # of the first attempt
     policy: RestartPolicy
@@ -49,7 +49,7 @@ class JobSupervisor:
     _asked_to_save: bool = False
 
     async def run(self) -> int:
-        """Run the job until it is not started again; returns the exit code."""
+        """Run the job, and restart it as the policy allows; returns the exit code."""
         with self.interruption.handled():
             return await self._run_attempts()
 
@@ -85,7 +85,7 @@ class JobSupervisor:
         return Attempt(result, runner.ranks.all_joined, runner.ranks.checkpointed, self._asked_to_save)
 
     def _exclude_lost(self, runner: Runner, outcome: Outcome, allocation: Allocation) -> set[str]:
-        """Exclude hosts that were lost; returns those of the allocation that need not be probed."""
+        """Exclude hosts that were lost; returns the hosts of the allocation that need not be probed."""
         lost = find_lost_hosts(runner.ranks, outcome, runner.job.planned)
         self.pool.exclude(lost)
         if outcome is Outcome.MISSING_RANKS:
@@ -94,7 +94,7 @@ class JobSupervisor:
         return {host.name for host in allocation[0]} - lost
 
     async def _watch_hosts(self, runner: Runner, allocation: Allocation) -> None:
-        """Have the job save and end, to be started again, when there are better hosts for it."""
+        """Make the job save and end, for a restart, when better hosts are found."""
         before, checks = None, 0
         needed = _CHECKS_SURVIVING if self.policy.ranks_survive else _CHECKS
         while self.pool.may_change:
@@ -107,7 +107,7 @@ class JobSupervisor:
             before = now
 
     def _save_and_restart(self, runner: Runner, hosts: Hosts, ranks: int) -> None:
-        """Have ranks save and end, once; ranks that have saved a checkpoint before know how to."""
+        """Make ranks save and end, once; ranks that have saved a checkpoint before can do so."""
         if self._asked_to_save or not (runner.ranks.checkpointed and runner.ranks.all_joined):
             return
         self._asked_to_save = True
@@ -118,7 +118,7 @@ class JobSupervisor:
         runner.save_and_end()
 
     def _is_better(self, runner: Runner, hosts: Hosts, ranks: int) -> bool:
-        """Whether the job would have more ranks on these hosts, or is on a host that is not one of them."""
+        """Would the job have more ranks on these hosts, or does it run on a host that is not among them?"""
         removed = self._used_hosts(runner) - {host.name for host in hosts} if runner.job.planned else set()
         return bool(ranks) and (ranks > len(runner.ranks.expected) or bool(removed))
 
@@ -128,11 +128,11 @@ class JobSupervisor:
         return {name_host(rank, hosts, runner.job.planned) for rank in hosts}
 
     def _choose_ranks(self, hosts: Hosts) -> int:
-        """The number of ranks for these hosts, 0 if they are too few; without hosts, on this machine, any number."""
+        """Choose the number of ranks for these hosts; 0 if they are too few. Without hosts, any number fits here."""
         return choose_ranks(count_slots(hosts) if self.hosts else None, self.policy)
 
     async def _allocate(self, trusted: set[str]) -> Allocation | None:
-        """Find hosts and ranks for the next attempt; None if there are none in time. trusted: see HostPool.find()."""
+        """Find hosts and ranks for the next attempt; None if none are found in time. trusted: see HostPool.find()."""
         allocation = await wait_for_slots(
             lambda: self.pool.find(trusted),
             self._choose_ranks,

@@ -1,4 +1,4 @@
-"""An elastic job whose ranks continue when others die: replacements are taken in, and ranks that hang are killed."""
+"""Supervise an elastic job whose ranks continue when others die: start replacements and kill hanging ranks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hvdkit.launcher_channel import FAILED, LOST
 
 
 class Survivors:
-    """The part of the runner that only elastic jobs need.
+    """Supervises the surviving ranks of an elastic job, for the runner.
 
-    plan: the start orders of ranks, see plan_start_orders. say: prints a line.
+    plan: plans the start orders of ranks, see plan_start_orders. say: prints a line.
     too_few: fewer ranks than --min-np are left. cut_off: ranks were lost without mpirun noticing.
     hang_timeout_s: see find_hanging.
     """
@@ -32,18 +32,18 @@ class Survivors:
         say: Callable[[str], None],
     ) -> None:
         self._ranks, self._control, self._plan, self._say = ranks, control, plan, say
-        self._min_ranks = max(1, job.config.min_np) if job.survives else 0  # 0: the job ends with any rank
+        self._min_ranks = max(1, job.config.min_np) if job.survives else 0  # 0: the loss of any rank ends the job
         self.hang_timeout_s = job.config.elastic_patience_s if job.elasticity is not Elasticity.OFF else 0.0
         self.too_few = self.cut_off = False
         self._keepalive_problem = ""
 
     def begin(self, session: int) -> None:
-        """Keep the launcher running when a host is cut off. session: of mpirun and all that it has started."""
+        """Keep the launcher running when a host is cut off. session: of mpirun and the processes that it started."""
         if self._min_ranks:
             self._keepalive_problem = disable_session_timeouts(session)
 
     def continue_without_failed(self) -> bool:
-        """Have the other ranks continue without those that have failed; return whether they can."""
+        """Let the other ranks continue without the failed ranks; returns whether they can."""
         failed = self._ranks.failures
         left = len(self._ranks.joined - set(failed))
         if not self._min_ranks or not left or self.too_few or not self._ranks.all_joined:
@@ -66,12 +66,12 @@ class Survivors:
             self._ranks.continue_without(rank)
             if not state.joined:
                 self._control.send_all(wire.EVENT, f"{FAILED}{rank}\n".encode())
-            # When a host does not answer nothing else reports its ranks to MPI.
+            # If a host does not answer, MPI gets no other report that its ranks are lost.
             self._control.send_all(wire.EVENT, f"{LOST}{self._control.arrivals[rank].process}\n".encode())
         return True
 
     def check(self) -> None:
-        """Start replacements, end those that come too late, and kill ranks that hang."""
+        """Start replacements, end those that register too late, and kill ranks that hang."""
         for rank in sorted(self._ranks.in_phase(Phase.REPLACEMENT)):
             if rank not in self._control.connected:
                 self._say(f"{name_rank(self._ranks, rank)} was lost before it was started.")
@@ -101,7 +101,7 @@ class Survivors:
 
 
 def find_hanging(ranks: Ranks, timeout_s: float) -> dict[int, str]:
-    """Find the ranks that are to be killed so that the others can continue, each with the reason.
+    """Find the ranks to kill so that the others can continue, each with the reason.
 
     timeout_s: how long a rank may be stopped by a signal, and how long ranks may wait for others to form a new world;
     0 for no limit.
@@ -116,7 +116,7 @@ def find_hanging(ranks: Ranks, timeout_s: float) -> dict[int, str]:
         for rank in absent:
             hanging[rank] = f"the other ranks have waited {timeout_s:g} s for it to form a new world with them"
     if changing_s and now - max(changing_s) > timeout_s and not absent and not ranks.failures:
-        for rank in ranks.in_phase(Phase.CHANGING):  # MPI has not reported an end to one of them
+        for rank in ranks.in_phase(Phase.CHANGING):  # MPI has not reported the end of a rank to one of these
             hanging[rank] = f"the remaining ranks have not formed a new world within {timeout_s:g} s"
     for rank in ranks.paused:
         state = ranks.states[rank]

@@ -1,4 +1,4 @@
-"""The dialects of host lists, in one table: grammar, recogniser, writer and rules of each; and hosts written in one."""
+"""The table of host-list dialects, with the grammar, recogniser, writer and rules of each; write hosts in a dialect."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Dialect:
     name: for --hostfile-format. title: for sentences. sample: a first line of such a file.
     parse: text to Reading; never raises.
     write: hosts to text. Hosts have slots unless `default_slots` is None, and no field that `carries` does not name.
-    default_slots: slots of a host for which the text has none; None for the number of its cores.
+    default_slots: slots of a host without slots in the text; None for the number of its cores.
     rule: a clause with that default and the meaning of repeated hosts.
     carries: which of user, max_slots, ipv6, slots the format can express.
-    could_be: whether a text may be taken for this dialect when --hostfile-format is not given.
+    could_be: can a text be in this dialect? Checked when --hostfile-format is not given.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _parse_horovod_line(content: str) -> list[Host]:
 
 
 def _read_deepspeed(text: str) -> Reading:
-    """Read user@host too, which DeepSpeed itself skips."""
+    """Read a DeepSpeed hostfile, including user@host, which DeepSpeed itself skips."""
     parse_once = grammars.refuse_repeats(
         lambda content: grammars.require_slots(grammars.parse_keyed(content, _SLOTS), content, "DeepSpeed"),
         ", which DeepSpeed does not allow. Add its slots up in one line",
@@ -131,7 +131,7 @@ def _parse_kubernetes_line(content: str) -> list[Host]:
 
 
 def _is_discovery_script(text: str) -> bool:
-    """Only a script is recognised: the other forms are as other dialects have them, and would excuse mistakes."""
+    """Is it a discovery script? Other forms also belong to other dialects, and accepting them would hide mistakes."""
     return any(line.startswith("echo ") for _, line in content_lines(text))
 
 
@@ -140,7 +140,7 @@ def _read_plain(text: str) -> Reading:
     return read_lines(content_lines(text), grammars.refuse_repeats(parse_hosts, why))
 
 
-#: By name, in the order in which a text is tried.
+#: Dialects by name, in the order in which they are tried.
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
@@ -153,7 +153,7 @@ DIALECTS: dict[str, Dialect] = {
             rule="a host runs one rank unless SLURM_TASKS_PER_NODE gives more",
             could_be=grammars.is_slurm,
         ),
-        Dialect(  # PRRTE's too
+        Dialect(  # also the format of PRRTE
             name="openmpi",
             title="Open MPI",
             sample="node1 slots=4 max_slots=8",
@@ -228,14 +228,14 @@ DIALECTS: dict[str, Dialect] = {
             rule="a host runs as many ranks as it has cores (or -ppn), and a repeated host counts once",
             carries=frozenset({"ipv6"}),
         ),
-        Dialect(  # also what follows -H
+        Dialect(  # also the format of -H
             name="horovod",
             title="Horovod",
             sample="node1 slots=4",
             parse=_by_line(_parse_horovod_line),
             write=_each(lambda host: f"{host.name} slots={host.slots}"),
             rule="every host has slots",
-            could_be=lambda text: "=" not in text,  # those files are also Open MPI's
+            could_be=lambda text: "=" not in text,  # files with "=" are also in Open MPI's dialect
         ),
         Dialect(
             name="deepspeed",
@@ -264,7 +264,7 @@ _SYNONYMS = {"prrte": "openmpi", "mpich": "hydra", "impi": "intel", "uge": "sge"
 
 
 def find_dialect(name: str) -> Dialect:
-    """Find a dialect by its name or synonym, in any case. Raises LaunchError for an unknown one."""
+    """Find a dialect by its name or synonym, in any case. Raises LaunchError for an unknown name."""
     word = name.strip().lower()
     try:
         return DIALECTS[_SYNONYMS.get(word, word)]
@@ -278,7 +278,7 @@ def find_dialect(name: str) -> Dialect:
 def convert(hosts: Sequence[Host], dialect: Dialect) -> tuple[str, tuple[str, ...]]:
     """Write hosts in a dialect; returns the text, and notes about limits that it leaves out.
 
-    Raises LaunchError with everything that the dialect cannot express and that would change the job.
+    Raises LaunchError with all properties that the dialect cannot express and that would change the job.
     """
     problems = _find_problems(hosts, dialect)
     if problems:

@@ -1,4 +1,4 @@
-"""The line grammars of host lists: `host key=N`, `host:N`, a host repeated once for each rank; and those of schedulers.
+"""The grammars of host lists: `host key=N`, `host:N`, a host repeated for each rank; and those of schedulers.
 
 Slurm: nid[001-004,007],login1, with the tasks of each host in 4(x4),2. LSF: "node1 4 node2 4", or "node1 node1 node2".
 SGE: node1 4 all.q@node1 UNDEFINED.
@@ -46,9 +46,9 @@ _UNSUPPORTED = {
 class Reading:
     """A text as parsed in one dialect.
 
-    hosts: each once; slots None where the text gives none.
-    problems: (line, problem and solution), lines counted from 1; the hosts are not valid if there are any.
-    notes: what was parsed and is not used.
+    hosts: each once; slots None if the text gives none.
+    problems: (line, problem and solution), lines counted from 1; the hosts are valid only if this is ().
+    notes: about words that were parsed and are not used.
     """
 
     hosts: tuple[Host, ...]
@@ -69,7 +69,7 @@ def read_lines(
     parse_line: Callable[[str], Iterable[Host]],
     merge: Callable[[Iterable[Host]], tuple[Host, ...]] = merge_hosts,
 ) -> Reading:
-    """Parse numbered lines with `parse_line`; merge: makes one host of repeated ones."""
+    """Parse numbered lines with `parse_line`. merge: merges repeated hosts."""
     hosts: list[Host] = []
     problems: list[tuple[int, str]] = []
     for number, content in lines:
@@ -84,12 +84,12 @@ def read_lines(
 
 
 def keep_first(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Merge hosts where a repeated one counts once."""
+    """Merge hosts; a repeated host counts once."""
     return tuple({host.login: host for host in hosts}.values())
 
 
 def count_repeats(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Merge hosts where a line is a slot: if one host is repeated, those without repetition have one slot."""
+    """Merge hosts whose lines are slots: if a host is repeated, hosts without repetition have one slot."""
     merged = merge_hosts(hosts)
     if any(host.slots is not None for host in merged):
         return tuple(replace(host, slots=host.slots or 1) for host in merged)
@@ -97,7 +97,7 @@ def count_repeats(hosts: Iterable[Host]) -> tuple[Host, ...]:
 
 
 def refuse_repeats(parse_line: Callable[[str], list[Host]], why: str) -> Callable[[str], list[Host]]:
-    """Extend a line parser: a host that an earlier line has is a problem. why: the rest of the sentence."""
+    """Extend a line parser: a host of an earlier line is a problem. why: the rest of the sentence."""
     logins: set[str] = set()
 
     def parse_once(content: str) -> list[Host]:
@@ -172,7 +172,7 @@ def parse_assignment(line: str) -> tuple[str, str] | None:
 
 
 def require_slots(hosts: list[Host], content: str, tool: str) -> list[Host]:
-    """Return hosts that all have slots. Raises ValueError for one without."""
+    """Return the hosts. Raises ValueError for a host without slots."""
     if any(host.slots is None for host in hosts):
         raise ValueError(f"{content!r} has no slots, and {tool} has no default. Write: {hosts[0].login} slots=4")
     return hosts
@@ -195,7 +195,7 @@ _LSF_LISTS = ("LSB_MCPU_HOSTS", "LSB_HOSTS")
 
 
 def read_slurm(text: str) -> Reading:
-    """Read nodelists, one or more a line, or the variables with their names (the output of `env | grep SLURM`)."""
+    """Read nodelists, one or more in a line, or variables with their names (the output of `env | grep SLURM`)."""
     counts: dict[str, tuple[int, str]] = {}
     nodelists: dict[str, tuple[int, str]] = {}
     for number, line in content_lines(text):
@@ -203,7 +203,7 @@ def read_slurm(text: str) -> Reading:
         if not name:
             nodelists[f"{number}"] = (number, value)
         elif name in SLURM_NODELISTS:
-            nodelists.setdefault(f"={value}", (number, value))  # SLURM_NODELIST is the older name of the same list
+            nodelists.setdefault(f"={value}", (number, value))  # SLURM_NODELIST is an older name of the same list
         elif name in _SLURM_COUNTS:
             counts.setdefault(name, (number, value))
     reading = read_lines(nodelists.values(), parse_nodelist)
@@ -254,7 +254,7 @@ def write_slurm(hosts: Sequence[Host]) -> str:
 
 
 def is_slurm(text: str) -> bool:
-    """Is it a nodelist? Without brackets, commas or Slurm's variables it is a list of names, as other tools have."""
+    """Is it a nodelist? Without brackets, commas or Slurm's variables it is a list of names, as other tools write."""
     return bool(re.search(r"[^\s@:=]\[[0-9]|,|SLURM_", text))
 
 
@@ -293,7 +293,7 @@ def write_lsf(hosts: Sequence[Host]) -> str:
 
 
 def is_lsf(text: str) -> bool:
-    """Could it be LSF's? Any words are hosts by LSF's rules, so every line must be a name, pairs or a variable."""
+    """Can it be LSF's? Any words are hosts by LSF's rules, so every line must be a name, pairs or a variable."""
     for _, line in content_lines(text):
         words = line.split()
         pairs = len(words) % 2 == 0 and all(is_slots(word) for word in words[1::2])
@@ -311,6 +311,6 @@ def parse_sge_line(content: str) -> list[Host]:
 
 
 def is_sge(text: str) -> bool:
-    """Could it be SGE's? A third word is a queue on a host, queue@host; without it these would be LSF's pairs."""
+    """Can it be SGE's? The third word is a queue on a host, queue@host; without it the words would be LSF's pairs."""
     lines = [line.split() for _, line in content_lines(text)]
     return all("@" in words[2] for words in lines if len(words) > 2)

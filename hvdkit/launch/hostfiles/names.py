@@ -1,8 +1,8 @@
-"""A host, names of hosts and users, slots, and ranges of names as Slurm writes them: nid[001-004,007],login1.
+"""Hosts, names of hosts and users, slots, and ranges of names as Slurm writes them: nid[001-004,007],login1.
 
 Names become arguments of ssh and mpirun, so only the characters of a valid name are accepted. A range is a list, not a
 set: ranks follow its order, and SLURM_TASKS_PER_NODE counts along it. ClusterShell's node sets are sorted and without
-repetition, so they cannot replace this; the tests compare with them where both mean the same.
+repetition, so they cannot replace this module; the tests compare with them where both mean the same.
 Functions raise ValueError with a sentence for the user.
 """
 
@@ -44,11 +44,11 @@ class FoundHosts:
 
     source: the file, -H or the scheduler's job, for messages.
     notes: messages about how they were read, each of one or more sentences.
-    slots_note: one that matters only if the user has not set the slots; "" for none.
-    ranks: number of tasks that the scheduler's job has; None for one on each slot.
+    slots_note: a message that matters only if the user has not set the slots; "" for none.
+    ranks: number of tasks of the scheduler's job; None for one on each slot.
     more: how to get more slots from this source; "" for no special advice.
     allocated: from a scheduler's allocation (or the launcher pod of an MPIJob), not from the command line.
-    interface: name of the network interface that all hosts are to use; "" for hvdrun's choice.
+    interface: name of the network interface for all hosts; "" for hvdrun's choice.
     """
 
     hosts: tuple[Host, ...]
@@ -62,7 +62,7 @@ class FoundHosts:
 
 
 def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Add up the slots of repeated hosts; a repeated host without slots counts one each time."""
+    """Add up the slots of repeated hosts; each repetition of a host without slots adds one slot."""
     merged: dict[str, Host] = {}
     for host in hosts:
         first = merged.get(host.login)
@@ -78,7 +78,7 @@ def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
 
 
 def settle_slots(hosts: Iterable[Host], slots: int | None) -> tuple[Host, ...]:
-    """Set the slots of every host without slots; None leaves them at the number of its cores."""
+    """Set the slots of every host without slots; None leaves each at the number of its cores."""
     return tuple(host if host.slots is not None else replace(host, slots=slots) for host in hosts)
 
 
@@ -123,7 +123,7 @@ def expand(text: str) -> list[str]:
     choices: list[list[str]] = []
     count = 1
     for number, part in enumerate(parts):
-        # One more than allowed proves that there are too many.
+        # One name more than allowed proves that the range is too large.
         found = list(itertools.islice(_expand_range(part, text), MOST_HOSTS + 1)) if number % 2 else [part]
         choices.append(found)
         count *= len(found)
@@ -185,7 +185,7 @@ _SLOTS = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 def parse_hosts(text: str) -> list[Host]:
     """Parse one word into hosts without slots: a name, user@name, IPv6, or a range of names like nid[001-004].
 
-    An IPv6 address may have brackets, and must have them where a number follows: see `split_slots`.
+    An IPv6 address may have brackets, and must have them if a number follows: see `split_slots`.
     """
     user, at, name = text.rpartition("@")
     if at:

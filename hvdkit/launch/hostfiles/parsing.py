@@ -1,4 +1,4 @@
-"""Lists of hosts from -H and from files, in a given dialect or in the one that is recognised."""
+"""Parse lists of hosts from -H and from files, in a given dialect or in a recognised one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdkit.launch.hostfiles.names import FoundHosts, Host, format_hosts, merge_
 #: Recognise the dialect from the text.
 AUTO = "auto"
 
-_MOST_PROBLEMS = 100  # in a file that is no hostfile more would hide the first ones
+_MOST_PROBLEMS = 100  # more would hide the first problems of a file that is no hostfile
 
 
 def parse_host_list(text: str, default_slots: int | None = 1) -> tuple[Host, ...]:
@@ -32,8 +32,11 @@ def parse_host_list(text: str, default_slots: int | None = 1) -> tuple[Host, ...
 def parse_hostfile(text: str, path: str, format: str = AUTO, slots: int | None = None) -> FoundHosts:
     """Parse a list of hosts; hostfiles/README.md has the grammars.
 
-    path: for the messages. format: a name in DIALECTS, or AUTO.
+    text: of the file.
+    path: for the messages.
+    format: a name in DIALECTS, or AUTO.
     slots: for hosts without slots in the text, in place of the dialect's own default.
+
     Raises HostfileError with every problem of the file.
     """
     note = ""
@@ -65,10 +68,10 @@ def read_text(path: str) -> str:
 
 
 def recognise(text: str, slots: int | None = None) -> tuple[Dialect, Reading, str]:
-    """Read a text in the first dialect without problems, or else in the one with problems in the fewest lines.
+    """Read a text in the first dialect without problems, or else in the dialect with problems in the fewest lines.
 
-    slots: the user's, for hosts without slots.
-    Returns the dialect, its reading, and a note if another dialect reads it without problems and differently, or "".
+    slots: the user's number for hosts without slots.
+    Returns the dialect, its reading, and a note if another dialect reads the text differently without problems, or "".
     """
     readings = [(dialect, dialect.parse(text)) for dialect in DIALECTS.values() if dialect.could_be(text)]
     valid = [(dialect, reading) for dialect, reading in readings if reading.hosts and not reading.problems]
@@ -79,7 +82,7 @@ def recognise(text: str, slots: int | None = None) -> tuple[Dialect, Reading, st
 
 
 def _misfit(candidate: tuple[Dialect, Reading]) -> tuple[int, bool]:
-    """The number of lines with problems; between equals the most common dialect is reported."""
+    """Return the sort key of a reading: its number of lines with problems; ties go to the most common dialect."""
     dialect, reading = candidate
     return len({line for line, _ in reading.problems}), dialect.name != "openmpi"
 

@@ -1,1 +1,1 @@
-"""What a running job is doing, and which ranks others wait for."""
+"""Report the state of a running job: stacks, metrics, and ranks that others wait for."""

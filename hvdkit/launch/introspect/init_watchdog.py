@@ -1,4 +1,4 @@
-"""Report ranks that do not call hvd.init() while others wait there, with what they are doing."""
+"""Report ranks that do not call hvd.init() while others wait there, with their stacks."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from hvdkit.launcher_channel import START_MPI
 
 
 class InitWait(NamedTuple):
-    """Ranks that wait in hvd.init() for others, of which it is time to report.
+    """A wait in hvd.init() that is due for a report.
 
-    part: only the ranks in `present` and `missing` are to meet; other ranks of the job need not call it.
+    present: the ranks that wait. missing: the ranks that have not called it.
+    part: only the ranks in `present` and `missing` have to call it; other ranks of the job need not.
     """
 
     seconds: float  # since the first of them called it
     present: tuple[int, ...]
     missing: tuple[int, ...]
-    over: bool  # they are not to wait any longer
+    over: bool  # the time limit has passed
     part: bool = False
 
 
 class InitWaits:
-    """When a wait in hvd.init() is to be reported. Ranks that meet as a part, see InitCall.part, wait by themselves.
+    """Finds out when a wait in hvd.init() is due for a report.
 
-    Intervals are settings of the rank that called init() first.
+    Ranks that form a world from a part of the job, see InitCall.part, have a wait of their own. Intervals are settings
+    of the rank that called init() first.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._reported_s: dict[frozenset[int], float] = {}  # by part: when a wait was last reported
+        self._reported_s: dict[frozenset[int], float] = {}  # by part: time of the last report
 
     def left_s(self) -> float | None:
-        """Seconds until a wait is to be reported or ended; None if none is."""
+        """Return the seconds until a wait is due for a report or for its end; None without such a wait."""
         return min((left_s for left_s, _ in self._waits()), default=None)
 
     def take_due(self) -> InitWait | None:
-        """The wait that is to be reported now, which then counts as reported; None if there is none."""
+        """Return the wait that is due for a report and mark it as reported; None if no wait is due."""
         left_s, present = min(self._waits(), default=(1.0, []))
         if left_s > 0:
             return None
@@ -54,7 +56,7 @@ class InitWaits:
         return InitWait(waited_s, tuple(sorted(present)), tuple(missing), 0 < shutdown_s <= waited_s, bool(part))
 
     def _waits(self) -> list[tuple[float, list[int]]]:
-        """The seconds until each wait is due, and the ranks in it in the order of their calls."""
+        """Return the seconds until each wait is due, and its ranks in the order of their calls."""
         waiting: dict[frozenset[int], list[tuple[float, int]]] = {}
         for rank in self._ranks.members:
             state = self._ranks.states[rank]
@@ -77,11 +79,15 @@ class InitWaits:
 
 
 class InitWatchdog:
-    """Reports waits in hvd.init(), and ends the job when one has been too long.
+    """Reports waits in hvd.init(), and ends the job when a wait exceeds its limit.
 
-    take_stacks: what the processes of each rank do, see ControlServer.take_stacks(). say: prints a line.
-    changed: called when `given_up` was set. describe: describes the job, with its name.
-    given_up: the report on a wait that was too long; () while none was.
+    ranks: of the job.
+    take_stacks: gets the stacks of each rank's processes, see ControlServer.take_stacks().
+    say: prints a line.
+    changed: called after each report, when `given_up` may have been set.
+    describe: describes the job, with its name.
+
+    given_up: the report on the wait that exceeded its limit; () without such a wait.
     """
 
     def __init__(
@@ -99,17 +105,17 @@ class InitWatchdog:
         self.given_up: tuple[str, ...] = ()
 
     def left_s(self) -> float | None:
-        """Seconds until check() has something to do; None if that takes an event."""
+        """Return the seconds until check() must be called again; None if only an event requires that."""
         return None if self._is_reporting() else self._waits.left_s()
 
     def check(self) -> None:
-        """Begin to report a wait that is due; returns at once."""
+        """Start to report a wait that is due; returns at once."""
         wait = None if self._is_reporting() else self._waits.take_due()
         if wait is not None:
             self._reporting = asyncio.create_task(self._report(wait))
 
     def close(self) -> None:
-        """Report nothing more: the job has ended."""
+        """Stop reporting: the job has ended."""
         if self._reporting is not None:
             self._reporting.cancel()
 
@@ -123,13 +129,13 @@ class InitWatchdog:
         if not wait.over:
             for line in lines:
                 self._say(line)
-        elif any(state.init_call is not None for state in self._ranks.states.values()):  # the others may have come
+        elif any(state.init_call is not None for state in self._ranks.states.values()):  # they may have joined
             self.given_up = (*lines, f"The job was given up after {wait.seconds:.0f} s (--stall-shutdown-s).")
         self._changed()
 
 
 def describe_wait(wait: InitWait, ranks: Ranks, stacks: Mapping[int, Any]) -> list[str]:
-    """Describe which ranks wait, which are missing, and what those do. stacks: by rank, see read_processes."""
+    """Describe which ranks wait and which are missing, with stacks. stacks: by rank, see read_processes."""
     missing = wait.missing
     head = f"hvd.init() has been waiting for {wait.seconds:.0f} s: it was called by {_name(wait.present, ranks)}, "
     if not missing:

@@ -58,7 +58,7 @@ def _of_rank(state: RankState) -> dict[str, float]:
     totals = state.totals
     if totals is not None:
         metrics["hvdkit_gradient_reductions_total"] = totals.rounds
-        if math.isfinite(totals.waited_s):  # else a GPU's stream waits
+        if math.isfinite(totals.waited_s):  # not finite if a GPU's stream waits
             metrics["hvdkit_gradient_wait_seconds_total"] = totals.waited_s
         metrics["hvdkit_reduced_bytes_total"] = totals.nbytes
         metrics["hvdkit_samples_total"] = totals.samples
@@ -101,9 +101,9 @@ class MetricsServer:
         self.port = 0
 
     async def open(self, port: int | None, note: Callable[[str], object]) -> None:
-        """Begin to listen, and say where. port: 0 for any that is free; None not to listen.
+        """Begin to listen, and note the address. port: 0 for any free port; None not to listen.
 
-        Raises LaunchError if the port cannot be had.
+        Raises LaunchError if the port is not available.
         """
         if port is None:
             return
@@ -134,7 +134,7 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except asyncio.TimeoutError:
-            writer.transport.abort()  # else it would stay open until an answer is read that nobody reads
+            writer.transport.abort()  # otherwise it would stay open until the client reads the answer, perhaps never
         except asyncio.LimitOverrunError:
             pass  # not HTTP
 

@@ -24,7 +24,7 @@ from hvdkit.launch.job.waiting import ChangeEvent
 
 _ANSWER_S = 4.0
 _LONGEST = 1 << 16
-_MOST = 32  # connections that have not asked yet
+_MOST = 32  # connections without a query yet
 _BACKLOG = 128
 
 
@@ -42,7 +42,7 @@ class QueryServer:
         self._ended = asyncio.Event()
         self._code = 0
         self._answered = ChangeEvent()
-        self._waiting: set[asyncio.StreamWriter] = set()  # for the exit code
+        self._waiting: set[asyncio.StreamWriter] = set()  # connections that wait for the exit code
 
     async def open(self, folder: str) -> None:
         """Begin to listen."""
@@ -67,7 +67,7 @@ class QueryServer:
             if query.get("ask") == "stop":
                 await self._stop(writer, signal.SIGINT if query.get("now") else signal.SIGTERM)
         except (OSError, ValueError, asyncio.TimeoutError):
-            pass  # not a command of hvdkit, or it has disconnected
+            pass  # the client is not a command of hvdkit, or has disconnected
         finally:
             self._waiting.discard(writer)
             self._answered.set()
@@ -94,9 +94,9 @@ def query_job(folder: str, query: str) -> dict[str, Any]:
 
 
 def stop_job(folder: str, *, now: bool) -> int | None:
-    """Ask the job in this folder to end, and wait until it has; returns its exit code, None if hvdrun died before.
+    """Request the job in this folder to end, and wait for its end; returns its exit code, None if hvdrun died before.
 
-    now: without time to save. Raises LaunchError if it does not answer.
+    now: end without time to save. Raises LaunchError if hvdrun does not answer.
     """
     with _connect(folder, {"ask": "stop", "now": now}) as (connection, lines):
         parse_report(lines.readline())

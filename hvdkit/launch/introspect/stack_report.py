@@ -1,4 +1,4 @@
-"""The stacks of the processes of all ranks as text, the rarest first: from faulthandler's dumps and hvdrun's answer."""
+"""Write the stacks of all ranks' processes as text, the rarest first, from faulthandler's dumps of hvdrun's answer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles.names import fold
 from hvdkit.launch.job.control import parse_processes
 
-#: States of proc(5) in which a process can answer nothing.
+#: States of proc(5) in which a process cannot answer.
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting for a file system, in the kernel"}
 _HVDKIT = os.path.join(os.path.dirname(hvdkit.__file__), "")  # at the same path on every host
 
 _HEAD = re.compile(r"(?:(Thread|Current thread) 0x[0-9a-fA-F]+\b.*|(Stack) \(most recent call first\)):$")
-# A thread alone is the main one, which a signal has made write; else one thread writes all, itself as the current one.
+# A dump of a single thread is the main thread's, on a signal; otherwise one thread writes the stacks of all threads,
+# and its own as the current thread's.
 _MAIN, _THREAD = "Stack", "Thread"
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
-_STARTS = ("_bootstrap", "_bootstrap_inner")  # of every thread
+_STARTS = ("_bootstrap", "_bootstrap_inner")  # the first frames of every thread
 
 
 class Frame(NamedTuple):
-    """A call that has not returned. line: 0 if not known."""
+    """A call that has not returned. line: 0 if unknown."""
 
     file: str
     line: int
@@ -37,10 +38,10 @@ Stack = tuple[Frame, ...]
 
 
 def parse_dump(text: str) -> list[Stack]:
-    """The stack of each thread, the main thread's first, with the innermost call last.
+    """Parse the stack of each thread, the main thread's first, with the innermost call last.
 
-    text: of the main thread, or of all threads by one that does nothing else, which is left out; where both have
-    answered it is all threads. Lines that are none of faulthandler's are passed over, so that any text gives an answer.
+    text: the dump of the main thread, or the dump of all threads by hvdkit's dumping thread, which is left out; with
+    both dumps, that of all threads is used. Lines that are not faulthandler's are ignored, so any text has a result.
     A thread without Python has the stack ().
     """
     stacks: dict[str, list[list[Frame]]] = {}
@@ -56,14 +57,17 @@ def parse_dump(text: str) -> list[Stack]:
     for stack in found:
         while stack and stack[-1].function in _STARTS:
             del stack[-1]
-    return [tuple(reversed(stack)) for stack in reversed(found)]  # the thread that began first comes last
+    return [tuple(reversed(stack)) for stack in reversed(found)]  # the dump has the oldest thread last
 
 
 @dataclass(frozen=True)
 class ProcessStack:
     """The stacks of one process of a rank.
 
-    more: its pid, if it is not the rank's first process. stacks: see parse_dump. why: it shows none, "" if it does.
+    rank, host: of the process.
+    more: its pid, if it is not the rank's first process.
+    stacks: see parse_dump.
+    why: the reason if it has no stacks; else "".
     """
 
     rank: int
@@ -74,7 +78,7 @@ class ProcessStack:
 
 
 def read_answer(answer: Mapping[str, Any]) -> list[ProcessStack]:
-    """Take what hvdrun answers about the stacks; by rank. Raises LaunchError for what it does not answer."""
+    """Parse hvdrun's answer about the stacks; by rank. Raises LaunchError for an invalid answer."""
     job, ranks = answer.get("job"), answer.get("ranks")
     hosts = job.get("hosts") if isinstance(job, dict) else None
     try:
@@ -93,7 +97,7 @@ def read_answer(answer: Mapping[str, Any]) -> list[ProcessStack]:
 
 
 def read_processes(rank: int, host: str, processes: Sequence[Mapping[str, Any]] | None) -> list[ProcessStack]:
-    """Take what the agent of a rank answers, see parse_processes; None if it does not."""
+    """Parse the answer of a rank's agent. processes: see parse_processes; None if the agent does not answer."""
     if processes is None:
         return [ProcessStack(rank, host, why="its agent does not answer: its host may be overloaded or cut off")]
     found = []
@@ -116,7 +120,7 @@ def _explain(process: Mapping[str, Any]) -> str:
 
 
 def format_report(doings: Sequence[ProcessStack]) -> str:
-    """Write ranks whose main threads do the same as one; the fewest first, then in the order of ranks."""
+    """Write the stacks, with one entry for ranks whose main threads do the same; the smallest groups come first."""
     alike: dict[tuple[str, Stack], list[ProcessStack]] = {}
     for one in doings:
         alike.setdefault((one.why, _outside(one.stacks[0]) if one.stacks else ()), []).append(one)
@@ -124,7 +128,7 @@ def format_report(doings: Sequence[ProcessStack]) -> str:
 
 
 def _outside(stack: Stack) -> Stack:
-    """A stack up to where it enters hvdkit: ranks that wait look here and there meanwhile, and do the same."""
+    """Cut a stack where it enters hvdkit: ranks that wait in hvdkit do the same, whatever its line."""
     for at, frame in enumerate(stack):
         if frame.file.startswith(_HVDKIT):
             return (*stack[:at], frame._replace(line=0))
@@ -137,7 +141,7 @@ def _format_group(group: Sequence[ProcessStack]) -> str:
         return f"{name_ranks(group)}: {first.why}\n"
     threads: dict[Stack, list[tuple[ProcessStack, Stack]]] = {}
     for one in group:
-        for each in {_outside(stack): stack for stack in one.stacks[1:] if stack}.values():  # () says nothing
+        for each in {_outside(stack): stack for stack in one.stacks[1:] if stack}.values():  # () has no information
             threads.setdefault(_outside(each), []).append((one, each))
     same = all(one.stacks[0] == first.stacks[0] for one in group)
     shown = "" if same else f" (inside hvdkit as {name_ranks([first])} does)"
@@ -149,7 +153,7 @@ def _format_group(group: Sequence[ProcessStack]) -> str:
 
 
 def name_ranks(group: Sequence[ProcessStack]) -> str:
-    """Write who they are, like "ranks 0-2, 5 on node1; 7 (pid 77) on node2"."""
+    """Name the ranks of processes, like "ranks 0-2, 5 on node1; 7 (pid 77) on node2"."""
     places: dict[str, list[ProcessStack]] = {}
     for one in group:
         places.setdefault(one.host, []).append(one)

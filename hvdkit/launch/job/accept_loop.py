@@ -1,9 +1,9 @@
-"""The accept loop of every asyncio server of hvdkit, with a bound on connections that have not proven anything.
+"""The accept loop of every asyncio server of hvdkit, with a limit on unauthenticated connections.
 
-If there are as many as may be, the oldest is dropped for the next one, after at most GRACE_S, in which a process of the
-job answers. Where the bound is low, because the process may open few files, that time is shorter: a full queue of the
-system is accepted within QUEUE_S, less than an agent waits (CONNECT_S). asyncio.start_server has no bound: whoever
-connects takes all descriptors, and each connection without one is a traceback on stderr.
+At the limit, the oldest is dropped for the next connection, after at most GRACE_S, in which a process of the job
+answers. If the limit is low, because the process may open few files, that time is shorter: a full queue of the system
+is accepted within QUEUE_S, which is less than an agent waits (CONNECT_S). asyncio.start_server has no limit: clients
+can take all descriptors, and each connection without a descriptor prints a traceback to stderr.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ class AcceptLoop:
     """Accepts connections, and runs `serve` in a task for each, which is cancelled to drop it.
 
     serve: the connection is closed when it returns, or raises OSError, EOFError or TimeoutError.
-    most: connections that have not called prove(), at a time; fewer if that is more than a quarter of the files that
-    this process may open, but never fewer than `least`, which the job itself may need.
-    backlog: connections in the system's queue. limit: of the reader's buffer, in bytes.
+    most: number of connections at a time that have not called prove(); at most a quarter of the files that this process
+    may open, but never less than `least`.
+    backlog: number of connections in the system's queue.
+    least: number of connections that the job itself may need.
+    limit: size of the reader's buffer, in bytes.
     """
 
     def __init__(
@@ -43,13 +45,13 @@ class AcceptLoop:
         self._serve, self._most, self._least, self._backlog, self._limit = serve, most, least, backlog, limit
         self._grace_s = GRACE_S
         self._accepting: list[asyncio.Task[None]] = []
-        self._unproven: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
+        self._unproven: dict[asyncio.Task[None], float] = {}  # time of acceptance, the oldest first
         self._proven: set[asyncio.Task[None]] = set()
         self._fewer = ChangeEvent()
         self.sockets: list[socket.socket] = []
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Have the system queue connections at these bound sockets, which stop() closes."""
+        """Make the system queue connections at these bound sockets, which stop() closes."""
         for one in sockets:
             one.setblocking(False)
             one.listen(self._backlog)
@@ -64,7 +66,7 @@ class AcceptLoop:
         self._accepting = [asyncio.create_task(self._accept(one)) for one in self.sockets]
 
     def prove(self) -> None:
-        """The connection of the current task is one of the job's: it is not dropped, and does not count."""
+        """Mark the current task's connection as the job's: it is not dropped, and does not count."""
         task = asyncio.current_task()
         assert task is not None
         if self._unproven.pop(task, None) is not None:
@@ -72,12 +74,12 @@ class AcceptLoop:
             self._fewer.set()
 
     async def wait_until_idle(self, seconds: float) -> None:
-        """Wait until no proven connection is open, at most so long."""
+        """Wait until no proven connection is open, for `seconds` at most."""
         if self._proven:
             await asyncio.wait(self._proven, timeout=seconds)
 
     def stop(self) -> None:
-        """Stop listening; connections stay. To be called in the loop."""
+        """Stop listening; connections stay open. To be called in the loop."""
         for one in self.sockets:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
@@ -97,7 +99,7 @@ class AcceptLoop:
         while await self._make_room():
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError as error:  # who came has gone again, or there is no room for another file
+            except OSError as error:  # the client has disconnected, or no descriptor is free
                 if error.errno in _FULL:
                     self._drop_oldest(len(self._unproven) // 2 + 1)
                 await asyncio.sleep(_PAUSE_S)
@@ -108,7 +110,7 @@ class AcceptLoop:
             await asyncio.sleep(0)
 
     async def _make_room(self) -> bool:
-        """Wait until one more may be accepted; False after stop(), whose cancel() may be lost as wait_until() ends."""
+        """Wait until another connection may be accepted; False after stop(), whose cancel() wait_until() may lose."""
         while self.sockets and len(self._unproven) >= self._most:
             left = next(iter(self._unproven.values())) + self._grace_s - asyncio.get_running_loop().time()
             if left <= 0:
@@ -133,9 +135,9 @@ class AcceptLoop:
             await self._serve(reader, writer)
         except asyncio.CancelledError:
             if writer is not None and asyncio.current_task() in self._unproven:
-                writer.transport.abort()  # else it would stay open until an answer is read that nobody reads
+                writer.transport.abort()  # otherwise it stays open until the answer is read, perhaps never
         except (OSError, EOFError, asyncio.TimeoutError):
-            pass  # a stranger, or one that went away
+            pass  # the client is no process of the job, or has disconnected
         finally:
             if writer is None:
                 connection.close()

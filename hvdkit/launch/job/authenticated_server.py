@@ -1,9 +1,9 @@
-"""A server that hands on only connections whose other side has proven the job's secret.
+"""A server that serves only connections whose other side has proven the job's secret.
 
-Whoever connects has 5 s for the handshake, beside others who do the same; accept_loop.py drops the oldest if they are
-too many. An agent waits 10 s for each step, and tries three times. So connections over which nothing comes do not keep
-it out while they fit into the system's queue (4,096, or net.core.somaxconn if that is less), which is accepted within
-4 s, also if each comes again when it is dropped. Who opens more than that can keep others out of the queue.
+A client has 5 s for the handshake, in parallel with others; at the limit, accept_loop.py drops the oldest. An agent
+waits 10 s for each step, and tries three times. So idle connections cannot block agents while they fit into the
+system's queue (4,096, or net.core.somaxconn if that is less), which is accepted within 4 s, even if each is opened
+again when it is dropped. A client that opens more connections can keep others out of the queue.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hvdkit.launch.agent.wire import keep_alive
 from hvdkit.launch.job.accept_loop import AcceptLoop
 from hvdkit.launch.job.waiting import time_limit
 
-HANDSHAKES = 512  # at a time, or as many as the job may need
-_HANDSHAKE_S = {socket.AF_UNIX: 20.0}  # on a Unix socket there are no strangers, and nobody tries again
+HANDSHAKES = 512  # limit of handshakes at a time; more if the job may need them
+_HANDSHAKE_S = {socket.AF_UNIX: 20.0}  # only this user's processes can use a Unix socket, and agents do not retry there
 _TCP_HANDSHAKE_S = 5.0
-_BACKLOG = 4096  # ranks come all at once, and one that is turned away tries again after a second, then after three
+_BACKLOG = 4096  # ranks connect all at once, and a refused rank tries again after a second, then after three
 _PORTS_TRIED = 20
 _OTHER_FILES = 128
 _MOST_FILES = 1 << 16  # a limit of 2**30, as containers have it, is slow in programs that close all files
@@ -35,7 +35,7 @@ _NOT_OWN = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Channel:
-    """A connection after its handshake. rank: of the other side, by its word."""
+    """A connection after its handshake. rank: the number that the other side has sent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: Session, rank: int) -> None:
         self._reader, self._writer, self._session, self.rank = reader, writer, session, rank
@@ -57,12 +57,15 @@ class Channel:
         return self._frames.popleft()
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame, unless the connection is being closed."""
+        """Send a frame, unless the connection is closing."""
         if not self._writer.is_closing():
             self._writer.write(self._session.seal(kind, payload))
 
     async def send_raw(self, data: bytes) -> None:
-        """Send bytes without a frame and without a code, and wait for room; no frame may follow. Raises OSError."""
+        """Send bytes without a frame and without a code, and wait until the buffer has room; no frame may follow.
+
+        Raises OSError.
+        """
         self._writer.write(data)
         await self._writer.drain()
 
@@ -72,10 +75,11 @@ class Channel:
 
 
 class AuthenticatedServer:
-    """Listens, shakes hands, and calls `serve` for each connection; the connection is closed when that returns.
+    """Listens, does the handshake, and calls `serve` for each connection, which is closed when `serve` returns.
 
-    secret, purpose: see hvdkit.handshake.Challenge. serve: one task a connection; it handles its errors itself.
-    processes: connections that the job itself may open at a time.
+    secret, purpose: see hvdkit.handshake.Challenge.
+    serve: runs in a task for each connection; it handles its errors itself.
+    processes: number of connections that the job itself may open at a time.
     """
 
     def __init__(
@@ -91,9 +95,9 @@ class AuthenticatedServer:
         self.accept_loop.listen([listener])
 
     def listen_tcp(self, addresses: Sequence[str]) -> int:
-        """Listen at one port of these addresses of this machine; returns the port.
+        """Listen at the same port of these addresses of this machine; returns the port.
 
-        On all addresses if one is not this machine's own, but of what stands before it and forwards the port (NAT).
+        Listens on all addresses if an address is not this machine's, but a gateway's that forwards the port (NAT).
         Raises LaunchError if no port is free on all of them.
         """
         listeners = _bind(addresses)
@@ -105,7 +109,7 @@ class AuthenticatedServer:
         self.accept_loop.start()
 
     async def wait_until_idle(self, seconds: float) -> None:
-        """Wait until nobody who has proven the secret is connected, at most so long."""
+        """Wait until no authenticated connection is open, for `seconds` at most."""
         await self.accept_loop.wait_until_idle(seconds)
 
     async def close(self) -> None:
@@ -137,7 +141,7 @@ class ServerThread:
         self._thread.start()
 
     def close(self, grace_s: float) -> None:
-        """Stop when nobody is connected any more, at the latest after grace_s seconds."""
+        """Stop when no authenticated connection is open any more, at the latest after grace_s seconds."""
         asyncio.run_coroutine_threadsafe(self._end(grace_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -149,9 +153,9 @@ class ServerThread:
 
 
 def raise_file_limit(files: int) -> Callable[[], None]:
-    """Raise this process's limit of open files to what the administrator allows, so that `files` fit and some more.
+    """Raise this process's limit of open files so that `files` fit, as far as the hard limit allows.
 
-    Returns what sets it back, to be called in child processes, which are not to inherit it.
+    Returns a function that restores the limit, for child processes, which must not inherit the new limit.
     """
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(_MOST_FILES, files + _OTHER_FILES)

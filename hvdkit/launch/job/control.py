@@ -1,6 +1,6 @@
-"""hvdrun's side of the connections to the rank agents, and what they report.
+"""hvdrun's side of the connections to the rank agents, and the parsers of their reports.
 
-The parsers of reports raise ValueError for a malformed one.
+The parsers raise ValueError for a malformed report.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ _STACKS_S = 4.0  # agents need less than two seconds
 
 @dataclass
 class ControlServer:
-    """Accept the connections of the agents, keep `ranks` up to date, and pass the ranks' output on.
+    """Accepts the connections of the agents, keeps `ranks` up to date, and relays the ranks' output.
 
-    Agents on this host connect to a Unix socket in the job's folder, which also holds the job's secret. If there are
-    other hosts all agents connect over TCP, and have the secret from their environment. Both sides prove the secret,
-    and each frame carries a code that only they can make; output is not encrypted.
+    Agents on this host connect to a Unix socket in the job's folder, which also has the job's secret. If the job has
+    other hosts, all agents connect over TCP, with the secret from their environment. Both sides prove the secret, and
+    each frame has a code that only they can make; output is not encrypted.
     """
 
     ranks: Ranks
@@ -87,11 +87,11 @@ class ControlServer:
     stdin: StandardInput | None = None  # for rank 0; None: at its end
     #: Set after each registration, start, event, end and loss of a rank.
     changed: ChangeEvent = field(default_factory=ChangeEvent)
-    variables: dict[str, str] = field(default_factory=dict)  # with which agents find this server
+    variables: dict[str, str] = field(default_factory=dict)  # the agents read this server's address from them
     connected: dict[int, Channel] = field(default_factory=dict)
     arrivals: dict[int, Registration] = field(default_factory=dict)  # by rank; an agent then waits for release()
     orders: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by rank, what release() has sent
-    problem: str = ""  # why an agent was turned away, as a sentence; "" if none was
+    problem: str = ""  # why an agent was refused, as a sentence; "" if none was
     restore_files: Callable[[], None] | None = None  # for child processes, see raise_file_limit
     _stacks: dict[int, dict[int, Any]] = field(default_factory=dict)  # by query and rank
     _queries: int = 0
@@ -136,7 +136,7 @@ class ControlServer:
             self.send(rank, wire.GO, json.dumps(each).encode())
 
     def stop(self) -> None:
-        """Have every agent end its rank, and accept no further agents."""
+        """Make every agent end its rank, and accept no further agents."""
         self._ending = True
         for rank in self.connected:
             self.send(rank, wire.STOP)
@@ -154,7 +154,7 @@ class ControlServer:
         return sorted(self.connected)
 
     async def take_stacks(self) -> dict[int, Any]:
-        """Take the stacks of the processes of each rank; None for a rank whose agent does not answer."""
+        """Collect the stacks of each rank's processes; None for a rank whose agent does not answer."""
         self._queries += 1
         query, answers = self._queries, self._stacks.setdefault(self._queries, {})
         asked = self.send_all(wire.ASK, str(query).encode())
@@ -177,7 +177,7 @@ class ControlServer:
             if rank is not None:
                 self.ranks.suspect(rank, str(error))
         except (OSError, EOFError, ValueError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
-            pass  # not an agent, or it disconnected, or the job ends: a rank that has not reported an end is lost
+            pass  # not an agent, or disconnected, or the job ends: a rank without a report of its end is lost
         finally:
             if rank is not None:
                 del self.connected[rank]

@@ -1,4 +1,4 @@
-"""How a job ended, concluded from the states of its ranks: which rank failed first, what to report, the exit code."""
+"""Conclude how a job ended from the states of its ranks: the rank that failed first, the report, the exit code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
 from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss, name_rank
 
-_FILES, _FILES_OF_A_RANK = 64, 8  # that a launcher opens, with some to spare
+_FILES, _FILES_OF_A_RANK = 64, 8  # files that a launcher opens, with a reserve
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod\b")
 
 
 class Outcome(enum.Enum):
-    """How a job ended, as far as it matters for starting it again."""
+    """How a job ended, as far as it matters for a restart."""
 
     SUCCEEDED = "every rank ended with exit code 0"
     SAVED = "ranks saved and ended before the training was finished"
@@ -34,12 +34,15 @@ class JobResult:
 
     code: int
     lines: tuple[str, ...] = ()  # for the user
-    show_launcher: bool = False  # the output of the launcher is needed to understand it
+    show_launcher: bool = False  # the launcher's output is needed to understand the result
     outcome: Outcome = Outcome.FAILED
 
 
 def advise(ranks: int, *, local: bool, files: int) -> str:
-    """Advise what to check when ranks have not started. local: all on this machine. files: that may be open here."""
+    """Advise what to check if ranks have not started.
+
+    ranks: their number. local: all on this machine. files: this process's limit of open files.
+    """
     wanted = _FILES + _FILES_OF_A_RANK * ranks
     if local and files < wanted:
         return f"Only {files} files may be open at once here; allow {wanted} or more: ulimit -n {max(1024, wanted)}"
@@ -65,16 +68,18 @@ def conclude(
 ) -> JobResult:
     """Conclude how a job ended from the agents' reports and the launcher's exit status.
 
-    status: negative for a signal, as in subprocess.
-    launcher: its program. advice: see advise().
+    ranks: the states of the ranks.
+    status: the launcher's; negative for a signal, as in subprocess.
+    launcher: its program.
+    advice: see advise().
     elastic: ranks were to continue when others die, by hvd.elastic.run.
     interrupted: the signal that hvdrun received; 0 for none.
     refused: why the job was not started; "" if it was.
-    late_s: the time limit for ranks to start, if it has passed; else 0.
+    late_s: the time limit for ranks to start, in seconds, if it has passed; else 0.
     given_up: the report on ranks that did not call hvd.init(), if that ended the job.
     logs: the folder with a log for each rank; "" for none.
     together: the ranks' stdout and stderr go to the same place.
-    shows: whether the output of a rank is shown.
+    shows: is the output of a rank shown?
     """
     code = 128 - status if status < 0 else status
     if ranks.saved:
@@ -124,7 +129,7 @@ def conclude(
 
 
 def conclude_without_output(error: OSError, ranks: int) -> JobResult:
-    """Conclude how a job ended whose output could not be written; no words where its reader has ended (| head)."""
+    """Conclude how a job ended whose output could not be written; no message if its reader has ended (| head)."""
     if isinstance(error, BrokenPipeError):
         return JobResult(128 + signal.SIGPIPE, outcome=Outcome.INTERRUPTED)
     line = f"the output cannot be written: {error.strerror}; ended {count_ranks(ranks)}."
@@ -149,14 +154,14 @@ def _blame(
     rest = len(ranks.hosts) - len([rank for rank, other in ranks.ended.items() if not other.ended_by])
     stopped = f"; stopped the other {'rank' if rest == 1 else count_ranks(rest)}" if rest > 0 else ""
     lines = [f"{describe_loss(ranks, first)}{stopped}.{log}"]
-    if end.tail and not is_shown(first, end):  # otherwise the lines are on the screen, above this
+    if end.tail and not is_shown(first, end):  # otherwise the lines are on the screen already
         lines += ["its last lines:", *(f"    {line.rstrip()}" for line in end.tail)]
     outcome = Outcome.RANK_DIED if end.killed or end.secondary_failure else Outcome.FAILED
     return JobResult(end.code, (*lines, *later), show_launcher=end.secondary_failure, outcome=outcome)
 
 
 def _describe_later(ranks: Ranks, failures: Sequence[int]) -> list[str]:
-    """Describe failures after the first one, those of one kind in a line."""
+    """Describe failures after the first, with one line for each kind."""
     kinds: dict[str, list[int]] = {}
     for rank in failures:
         kinds.setdefault(describe_loss(ranks, rank).removeprefix(name_rank(ranks, rank)), []).append(rank)
@@ -177,7 +182,7 @@ _CURE = "Call hvd.init() in the script, or start it with --wrap; for Lightning s
 
 
 def _describe_lone(ranks: Ranks) -> list[str]:
-    """Describe ranks that trained by themselves. If no rank joined, all must have: others may share work in files."""
+    """Describe ranks that trained alone. If no rank joined, all ranks must have: they may share work in files."""
     lone = ranks.lone
     if ranks.size > 1 and lone == ranks.expected:
         return [f"no rank called {_MEETING}: these were {len(lone)} separate runs of the whole script. {_CURE}"]

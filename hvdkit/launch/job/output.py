@@ -1,4 +1,4 @@
-"""Where the output of ranks and launcher meets: whole lines of one rank at a time; and the signals that end a job."""
+"""Write the output of ranks and launcher, whole lines of a rank at a time; handle the signals that end a job."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 _HVDRUN = -1
 # A return to the line's start, or a control sequence other than that of a colour.
 _REDRAWS = re.compile(rb"\r|\x1b\[[0-?]*[ -/]*[@-ln-~]")
-_UNREAD_S = 1.0  # so long a write may wait for its reader when hvdrun was asked to end
+_UNREAD_S = 1.0  # time for which a write waits for its reader after a signal to end hvdrun
 _PIECE = 1 << 14
 
 
-# Of a line that was closed: its own end, or what draws it anew, with the prefix.
+# The rest of a line that was closed: its end, or the bytes that redraw it, with the prefix.
 _STARTS_A_LINE = re.compile(rb"\n|\r|\x1b")
 
 
 class _OpenLine(NamedTuple):
-    """A line without its end. drawn: its rank keeps drawing it anew."""
+    """A line without its end. drawn: its rank redraws it repeatedly."""
 
     rank: int
     stream: int
@@ -34,21 +34,21 @@ class _OpenLine(NamedTuple):
 
 
 class _UnreadError(OSError):
-    """Nobody reads what is being written."""
+    """The reader of the output does not read."""
 
 
 class Output:
-    """Writes what the ranks and hvdrun say to this process's stdout and stderr.
+    """Writes the output of the ranks and hvdrun to this process's stdout and stderr.
 
-    A line that one rank has left open is closed before another writes; the rest of it, when it comes, has the rank's
-    prefix too. On a terminal, a line that its rank keeps drawing anew (a progress bar) is wiped instead: its rank will
-    draw it again below.
+    A line that one rank has left open is closed before another rank writes; the rest of the line later gets the rank's
+    prefix too. On a terminal, a line that its rank redraws repeatedly (a progress bar) is erased instead: its rank will
+    redraw it below.
     """
 
     def __init__(
         self, stdout: int = 1, stderr: int = 2, *, quiet: bool = False, shown: Collection[int] | None = None
     ) -> None:
-        """Write to these files. quiet: hold notes back. shown: the ranks whose output is shown; None for all."""
+        """Write to these descriptors. quiet: hold notes back. shown: the ranks whose output is shown; None for all."""
         self._quiet, self._shown = quiet, shown
         self._notes: list[str] = []
         self._targets = (stdout, stderr)
@@ -57,18 +57,18 @@ class Output:
         self.together = all(self._terminals) or _same_file(stdout, stderr)
         #: Write the prefix of a rank's lines.
         self.prefix_of: Callable[[int], bytes] = lambda rank: b""
-        #: Write what is held of the ranks' output; called before each line of hvdrun's own, which may be about it.
+        #: Write the held output of the ranks; called before each line of hvdrun's own, which may refer to it.
         self.flush_ranks: Callable[[], None] = lambda: None
         self._open: dict[int, _OpenLine] = {}  # by stream
-        self._cut: set[tuple[int, int]] = set()  # (rank, stream) whose open line another has closed
+        self._cut: set[tuple[int, int]] = set()  # (rank, stream) whose open line another rank has closed
         #: Why the output cannot be written any more; None while it can.
         self.broken: OSError | None = None
         self._unwritable: set[int] = set()  # streams
-        self._writing_since = 0.0  # a piece; 0 for none
+        self._writing_since = 0.0  # start of the current write; 0 for none
 
     @property
     def window(self) -> tuple[int, int, bool] | None:
-        """The terminal's (rows, columns, does stderr go there too); None if stdout is no terminal."""
+        """Return (rows, columns, does stderr go there too) of the terminal; None if stdout is no terminal."""
         if not self._terminals[0]:
             return None
         try:
@@ -78,11 +78,11 @@ class Output:
         return rows or 24, columns or 80, self._terminals[1]
 
     def takes_colours(self, environ: Mapping[str, str]) -> bool:
-        """Do stdout and stderr go to a terminal that shows colours, and does the user want them (no-color.org)?"""
+        """Do stdout and stderr go to a terminal with colours, and does the user want colours (no-color.org)?"""
         return all(self._terminals) and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
     def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Pass on a piece of a rank's output; nothing more once nobody reads."""
+        """Write some of a rank's output; it is discarded once the output cannot be written any more."""
         stream = int(is_stderr)
         if stream in self._unwritable or (rank != _HVDRUN and not self.shows(rank)):
             return
@@ -123,7 +123,7 @@ class Output:
         self._writing_since = 0.0
 
     def leave_unread_write(self) -> float:
-        """Have write() return if it has waited for its reader for a second; to be called by a signal's handler.
+        """Make write() return if it has waited for its reader for a second; to be called by a signal's handler.
 
         Returns the seconds until then; 0 if nothing is being written.
         """
@@ -139,7 +139,7 @@ class Output:
         return self._shown is None or rank in self._shown
 
     def note(self, line: str) -> None:
-        """Write a line that is of use only if there is a problem: if quiet, before the first line of `say`."""
+        """Write a line that helps only with problems; if quiet, it is written before the first line of `say`."""
         if self._quiet:
             self._notes.append(line)
         else:
@@ -154,7 +154,7 @@ class Output:
         self.write(_HVDRUN, True, f"hvdrun: {line}\n".encode(errors="backslashreplace"))
 
     def repeat(self, data: bytes) -> None:
-        """Write what mpirun said to stderr."""
+        """Write mpirun's output to stderr."""
         if data:
             self.write(_HVDRUN, True, data if data.endswith(b"\n") else data + b"\n")
 
@@ -172,9 +172,9 @@ _HARMLESS = re.compile(rb"^\[\S+\] plm:ssh: Warning: setpgid\(.*\n", re.MULTILIN
 
 
 class LauncherOutput:
-    """Shown after a moment, unless it turns out to be about the end of a rank, which hvdrun reports better.
+    """Shows the launcher's output after a delay, unless it is about the end of a rank, which hvdrun reports better.
 
-    at_once: show it as it comes. wanted: whether it is to be shown after that moment.
+    at_once: show it without delay. wanted: decides after the delay whether to show it.
     """
 
     def __init__(self, output: Output, *, at_once: bool, wanted: Callable[[], bool]) -> None:
@@ -182,7 +182,7 @@ class LauncherOutput:
         self._held = bytearray()
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        """Read to the end."""
+        """Read the launcher's output to its end."""
         import asyncio
 
         while data := await stream.read(1 << 16):
@@ -193,7 +193,7 @@ class LauncherOutput:
                 asyncio.get_running_loop().call_later(_HELD_S, self._show_if_wanted)
 
     def show(self) -> None:
-        """Show what has come and was not shown."""
+        """Show the output that was not shown yet."""
         self._output.repeat(_HARMLESS.sub(b"", self._held))
         self._held.clear()
 
@@ -206,11 +206,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Whether hvdrun was asked to end the job, and how.
+    """Handles the signals that request hvdrun to end the job.
 
-    number: the first signal; 0 for none. hurried: ranks get no time, because of SIGHUP or of a second signal; not of
-    SIGTERM after SIGTERM, which schedulers send more than once.
-    on_signal: called after each. output: a write to it that waits for a reader does not keep hvdrun from ending.
+    number: the first signal; 0 for none.
+    hurried: ranks get no time to save, because of SIGHUP or a second signal. SIGTERM after SIGTERM does not count,
+    because schedulers send it more than once.
+    on_signal: called after each signal.
+    output: a write to it that waits for a reader does not keep hvdrun from ending.
     """
 
     def __init__(self, output: Output) -> None:
@@ -221,13 +223,13 @@ class Interruption:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals within; the loop has to run."""
-        import asyncio  # slow to load, and hvdrun --help gets here
+        """Handle the signals inside this context; the loop must be running."""
+        import asyncio  # slow to load, and hvdrun --help imports this module
 
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._record, number)
-            signal.signal(number, self._unblock)  # is called at once; the loop calls _record when no write blocks it
+            signal.signal(number, self._unblock)  # called at once; the loop calls _record when no write blocks it
         signal.signal(signal.SIGALRM, self._unblock)
         try:
             yield

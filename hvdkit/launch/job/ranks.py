@@ -24,7 +24,7 @@ from hvdkit.launcher_channel import (
     parse_value,
 )
 
-# A rank that ended because it lost a peer prints one of these; a rank that failed otherwise is the cause.
+# A rank that ended because it lost a peer prints such a line; a rank that failed otherwise is the cause.
 _LOST_PEER = ("RankLostError", "*** An error occurred in Socket closed")
 # The exit code that Open MPI gives a rank that has lost a connection; it does not always print why.
 _LOST_PEER_CODE = 14
@@ -37,7 +37,7 @@ _HINTS = {
     signal.SIGBUS: ", often because /dev/shm or a disk is full (see df there)",
     signal.SIGABRT: ", a failed check in compiled code (PYTHONFAULTHANDLER=1 shows where)",
 }
-# In contrast to a traceback there is no comma after the line's number.
+# Unlike a traceback, faulthandler's dump has no comma after the line's number.
 _FAULTHANDLER = re.compile(r'^Fatal Python error: |File ".*", line \d+ in ')
 
 
@@ -47,7 +47,7 @@ class Start:
 
     pid: int
     threads: str  # OMP_NUM_THREADS
-    cpus: str  # on which it may run, such as "0-3,8"
+    cpus: str  # CPUs that it may run on, such as "0-3,8"
     bound: bool  # hvdkit bound it to them
 
 
@@ -56,30 +56,30 @@ class End:
     """The command of a rank has ended."""
 
     code: int
-    signal: int = 0  # that killed it; 0 if it exited
-    ended_by: str = ""  # who ended it; "" if it ended by itself
+    signal: int = 0  # the signal that killed it; 0 if it exited
+    ended_by: str = ""  # what ended it; "" if it ended by itself
     tail: tuple[str, ...] = ()  # its last lines, of stderr if it printed any
     time: float = 0.0  # by the clock of its host
     tail_of_stderr: bool = False
 
     @property
     def failed(self) -> bool:
-        """It ended by itself, with an error."""
+        """Did it end by itself, with an error?"""
         return self.code != 0 and not self.ended_by
 
     @property
     def killed(self) -> bool:
-        """A signal ended it, or a process that it started: shells report that by their exit code."""
+        """Did a signal end it, or a process that it started? Shells report the latter by their exit code."""
         return bool(self.signal) or self.code > _SHELLS_SIGNAL
 
     @property
     def secondary_failure(self) -> bool:
-        """It ended because it lost another rank."""
+        """Did it end because it lost another rank?"""
         return self.code == _LOST_PEER_CODE or any(word in line for line in self.tail for word in _LOST_PEER)
 
 
 class Phase(enum.Enum):
-    """Where a rank is between its start and its end."""
+    """The phases of a rank between its start and its end."""
 
     STARTING = "its agent has not registered"
     REGISTERED = "its agent waits for the start order"
@@ -99,24 +99,24 @@ _FINISHED = (Phase.ENDED, Phase.LOST)
 
 @dataclass
 class RankState:
-    """What is reported of one rank. Times are of Ranks.clock."""
+    """The state of a rank, from reports. Times are of Ranks.clock."""
 
     phase: Phase = Phase.STARTING
-    host: str = ""  # the name that it has for itself; "" until its agent has registered
+    host: str = ""  # the host's own name; "" until its agent has registered
     joined: bool = False  # it has been in the world of all ranks: in hvd.init(), or by replacing a lost rank
-    lone: bool = False  # it has used a framework, and met no other rank
+    lone: bool = False  # it has used a framework, and joined no other rank
     start: Start | None = None
     end: End | None = None
     finished_s: float = 0.0  # when it ended or was lost
     paused_by: int = 0  # the signal that has stopped its command; 0 while it runs
-    paused_s: float = 0.0  # since when
-    changing_s: float = 0.0  # since when it waits for the others, in the phase CHANGING
+    paused_s: float = 0.0  # time of the stop
+    changing_s: float = 0.0  # start of its wait for the others, in the phase CHANGING
     init_call: InitCall | None = None  # it waits in hvd.init()
-    init_called_s: float = 0.0  # since when
+    init_called_s: float = 0.0  # time of that call
     killed_by_hvdrun: bool = False  # it hung, and the others continue without it
     silent: bool = False  # its host does not answer, though its connection was not closed
-    totals: Totals | None = None  # what it has done, by its last report, for --metrics-port
-    tampering: str = ""  # why its connection was closed: what came over it was not from its agent
+    totals: Totals | None = None  # sums of its last report, for --metrics-port
+    tampering: str = ""  # why its connection was closed: it received data that its agent did not send
 
 
 @dataclass
@@ -128,20 +128,20 @@ class Ranks:
     training_ended: bool = False
     checkpointed: bool = False  # some of the training is on a disk
     first_awaited: int = 0  # ranks with a smaller number that have not joined are not waited for
-    logged: dict[str, float] = field(default_factory=dict)  # by hvd.track(), the last value of each key
+    logged: dict[str, float] = field(default_factory=dict)  # the last value of each key of hvd.track()
     states: dict[int, RankState] = field(init=False)
 
     def __post_init__(self) -> None:
         self.states = {rank: RankState() for rank in range(self.size)}
 
-    # What agents report
+    # Reports of agents
 
     def register(self, rank: int, host: str, *, replaces: bool = False) -> None:
         """Record that a rank's agent has connected. replaces: other ranks started it in place of a lost one."""
         self.states[rank] = RankState(Phase.REPLACEMENT if replaces else Phase.REGISTERED, host)
 
     def take_in(self, rank: int) -> None:
-        """Record that the job starts a replacement."""
+        """Record that hvdrun starts a replacement."""
         self.states[rank].phase = Phase.REGISTERED
 
     def start(self, rank: int, start: Start) -> None:
@@ -157,7 +157,7 @@ class Ranks:
             state.paused_by, state.paused_s = number, self.clock()
 
     def hear(self, rank: int, messages: Sequence[str]) -> None:
-        """Record messages of a rank, see hvdkit.launcher_channel."""
+        """Record a rank's messages, see hvdkit.launcher_channel."""
         self.training_ended = self.training_ended or TRAINED in messages
         self.checkpointed = self.checkpointed or CHECKPOINTED in messages
         state = self._running(rank)
@@ -191,13 +191,13 @@ class Ranks:
             state.phase, state.end, state.finished_s = Phase.ENDED, end, self.clock()
 
     def lose(self, rank: int) -> None:
-        """Record that a rank's agent has disconnected; one that has not reported an end is lost."""
+        """Record that a rank's agent has disconnected; without a report of its end the rank is lost."""
         state = self._running(rank)
         if state is not None:
             state.phase, state.finished_s = Phase.LOST, self.clock()
 
     def suspect(self, rank: int, problem: str) -> None:
-        """Record that a rank's connection is closed because what came over it was not from its agent."""
+        """Record that a rank's connection is closed because it received data that its agent did not send."""
         state = self._running(rank)
         if state is not None:
             state.tampering = state.tampering or problem
@@ -210,15 +210,15 @@ class Ranks:
                 state.silent = True
 
     def continue_without(self, rank: int) -> None:
-        """Record that the other ranks continue without one."""
+        """Record that the other ranks continue without a rank."""
         state = self.states[rank]
         self.states[rank] = RankState(Phase.LEFT_BEHIND, state.host if state.phase is Phase.LOST else "")
-        for other in self.states.values():  # who now wait for one rank less
+        for other in self.states.values():  # they now wait for one rank less
             if other.phase is Phase.CHANGING:
                 other.changing_s = self.clock()
 
     def _running(self, rank: int) -> RankState | None:
-        """The state of a rank of the job that has not finished; None for others, of which late reports may come."""
+        """Return the state of an unfinished rank of the job; None for other ranks, whose late reports may arrive."""
         state = self.states.get(rank)
         return None if state is None or state.phase in (*_OUTSIDE, *_FINISHED) else state
 
@@ -235,12 +235,12 @@ class Ranks:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The hosts of the ranks whose agents have registered, by the names that they have for themselves."""
+        """The hosts of the ranks whose agents have registered, by the hosts' own names."""
         return {rank: one.host for rank, one in self.states.items() if one.host and one.phase is not Phase.LEFT_BEHIND}
 
     @property
     def ended(self) -> dict[int, End]:
-        """How commands have ended."""
+        """The ends of the commands that have ended, by rank."""
         return {rank: state.end for rank, state in self.states.items() if state.end is not None}
 
     @property
@@ -265,42 +265,42 @@ class Ranks:
 
     @property
     def members(self) -> set[int]:
-        """The ranks that meet in hvd.init(); a replacement once it has joined."""
+        """The ranks that join each other in hvd.init(); a replacement once it has joined."""
         return {rank for rank in self.expected if rank < self.size or self.states[rank].joined}
 
     @property
     def all_joined(self) -> bool:
-        """All ranks that the job was started with, or those that are left of them, have joined each other."""
+        """Have all ranks joined that the job was started with, as far as they remain?"""
         return all(self.states[rank].joined for rank in self.expected if rank < self.size)
 
     @property
     def lone(self) -> set[int]:
-        """The ranks that have used a framework, and met no other rank."""
+        """The ranks that have used a framework, and joined no other rank."""
         return {rank for rank, state in self.states.items() if state.lone and not state.joined}
 
     # Conclusions
 
     @property
     def saved(self) -> bool:
-        """Ranks have saved and ended, to be started again, and no other rank has failed by itself."""
+        """Have ranks saved and ended, for a restart, without a failure of another rank?"""
         others = [end for end in self.ended.values() if end.code != TRY_AGAIN]
         return len(others) < len(self.ended) and not any(end.failed and not end.secondary_failure for end in others)
 
     @property
     def finished(self) -> bool:
-        """All ranks have ended, or a member has ended in such a way that the others cannot continue."""
+        """Have all ranks ended, or has a member ended in such a way that the others cannot continue?"""
         members, ended = self.members, self.ended
         failed = any(end.code not in (0, TRY_AGAIN) for rank, end in ended.items() if rank in members)
         return failed or not members.isdisjoint(self.lost) or len(ended) == len(self.hosts)
 
     @property
     def all_ended(self) -> bool:
-        """No rank that has started runs any more."""
+        """Have all started ranks ended?"""
         return self.hosts.keys() <= self.ended.keys() | set(self.lost)
 
     @property
     def succeeded(self) -> bool:
-        """Every rank has reported an end with exit code 0."""
+        """Have all ranks reported an end with exit code 0?"""
         ended = self.ended
         return ended.keys() == self.expected and all(end.code == 0 for end in ended.values())
 
@@ -329,7 +329,7 @@ class Ranks:
 
     @property
     def cause_is_certain(self) -> bool:
-        """The first failure is one that no other failure explains."""
+        """Is the first failure certainly the cause, because no other failure explains it?"""
         failures = self.failures
         end = self.states[failures[0]].end if failures else None
         return end is not None and not end.secondary_failure
@@ -339,14 +339,14 @@ class Ranks:
         """The ranks that were lost with their hosts or fell silent, if nothing else failed before."""
         silent = [rank for rank, state in self.states.items() if state.silent and state.end is None]
         first_s = min((self.states[rank].finished_s for rank in self.lost), default=0.0)
-        # Those lost later were killed by the launcher, which ended the others.
+        # The launcher killed the ranks that were lost later, when it ended the job.
         gone = silent or [rank for rank in self.lost if self.states[rank].finished_s < first_s + _SAME_MOMENT_S]
         elsewhere = set(self.hosts.values()) - {self.states[rank].host for rank in gone}
         return sorted(gone) if elsewhere and not any(map(_failed_by_itself, self.ended.values())) else []
 
     @property
     def lost_hosts(self) -> set[str]:
-        """The hosts, by the names that they have for themselves, that lost all their ranks while others did not."""
+        """The hosts, by their own names, that lost all their ranks while other hosts did not."""
         gone = {*self.cut_off, *(rank for rank in self.left_behind if self.states[rank].host)}
         alive = {host for rank, host in self.hosts.items() if rank not in gone}
         return {self.states[rank].host for rank in gone} - alive
@@ -357,7 +357,7 @@ def _failed_by_itself(end: End) -> bool:
 
 
 def explain_exit(code: int, number: int, tail: Sequence[str] = ()) -> str:
-    """Describe an end in words. tail: its last lines."""
+    """Describe an end. code: the exit code. number: the signal, 0 for none. tail: the last lines of output."""
     if number:
         hint = _HINTS.get(signal.Signals(number), "") if number in set(signal.Signals) else ""
         if "PYTHONFAULTHANDLER" in hint and any(_FAULTHANDLER.search(line) for line in tail):
@@ -368,7 +368,7 @@ def explain_exit(code: int, number: int, tail: Sequence[str] = ()) -> str:
 
 
 def describe_loss(ranks: Ranks, rank: int) -> str:
-    """Say which rank failed or was lost, and how."""
+    """Describe which rank failed or was lost, and how."""
     state = ranks.states[rank]
     who = name_rank(ranks, rank)
     if state.tampering:

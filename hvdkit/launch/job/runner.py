@@ -1,4 +1,4 @@
-"""Run a job: start the launcher, supervise the ranks through their agents, end everything at the first failure."""
+"""Run a job: start the launcher, supervise the ranks through their agents, end all at the first failure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
 
-# A failed rank and those that notice it report within milliseconds; if only those have, the cause gets a second.
+# A failed rank and ranks that notice it report within milliseconds; if only the latter have, the cause has a second to
+# report.
 _SETTLE_S, _CAUSE_S = 0.05, 1.0
-_INTERRUPTED_END_S = 5.0  # so long ranks may handle Ctrl-C
+_INTERRUPTED_END_S = 5.0  # time for ranks to handle Ctrl-C
 _AGENTS_END_S = 2.7  # agents kill their ranks after 2 s
 _MPIRUN_ENDS_S, _MPIRUN_FINISHES_S = 0.5, 10.0
 # Open MPI 5 does not always end at SIGTERM, but always at the second SIGINT.
@@ -47,8 +48,11 @@ _SAVED_END_S, _CHECK_S = 5.0, 1.0
 class Runner:
     """One job from its start to its end.
 
-    build: makes the launch; takes the variables that lead the agents to hvdrun, and the job's directory. interruption:
-    see run_once. stdin: for rank 0.
+    build: makes the launch from the variables with hvdrun's address, for the agents, and the job's directory.
+    job: the plan of the job.
+    output: of the ranks and of hvdrun.
+    interruption: see run_once.
+    stdin: for rank 0.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Runner:
         self._started = self._ending = self._late = self._failed = False
         self._refused = ""
         self._launcher, self._prefixes = "mpirun", ""
-        self._session = 0  # of the launcher and all that it has started
+        self._session = 0  # of the launcher and the processes that it has started
         self._launcher_output = LauncherOutput(
             output, at_once=job.verbose, wanted=lambda: not self._ending and not self.ranks.failures
         )
@@ -105,7 +109,7 @@ class Runner:
             self.output.say(f"{who} ended with exit code 0.")
 
     async def run_once(self) -> JobResult:
-        """Run the job, until it ends or the interruption, which the caller has handled, asks for that."""
+        """Run the job until its end, or until a signal, which the caller's `interruption` handles, ends it."""
         self._interruption.on_signal = self._changed.set
         folder = RuntimeDirectory()
         self._name = folder.name
@@ -123,7 +127,7 @@ class Runner:
             self._metrics.close()
             await self._control.close()
             folder.close()
-        self._tracebacks.flush()  # also if there is nothing to say
+        self._tracebacks.flush()  # needed even if the result has no lines
         result = self._conclude(status)
         if result.show_launcher or (result.code == 0 and not self._survivors.cut_off):
             self._launcher_output.show()
@@ -150,7 +154,7 @@ class Runner:
         )
 
     def save_and_end(self) -> None:
-        """Have the ranks save when they next can, and end; they go on until then."""
+        """Make the ranks save when they next can, and end; they continue until then."""
         self._control.send_all(wire.SAVE)
 
     async def _run_launcher(self, launch: Launch, folder: RuntimeDirectory) -> int:
@@ -164,7 +168,7 @@ class Runner:
             process = await asyncio.create_subprocess_exec(
                 *launch.argv,
                 env=environ,
-                stdin=asyncio.subprocess.DEVNULL,  # rank 0 has hvdrun's by its agent
+                stdin=asyncio.subprocess.DEVNULL,  # rank 0 gets hvdrun's stdin through its agent
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
@@ -186,17 +190,17 @@ class Runner:
             await self._supervise(ended)
             await self._end(process, ended)
         finally:
-            end_session(process.pid)  # with mpirun killed, its ssh would stay
+            end_session(process.pid)  # if mpirun was killed, its ssh would remain
             status = await ended
             reaper.dismiss()
-            if status:  # Open MPI's ranks may have left theirs to mpirun
+            if status:  # Open MPI's ranks may have left their segments to mpirun
                 remove_dead_segments()
             await asyncio.wait([reading], timeout=0.5)
             reading.cancel()
         return status
 
     async def _supervise(self, ended: asyncio.Task[int]) -> None:
-        """Return when the job is to be ended, or has ended. ended: the launcher's end."""
+        """Wait until the job has ended or must be ended. ended: the launcher's end."""
         start_by = asyncio.get_running_loop().time() + self.job.start_timeout_s
         while not ended.done():
             self._announce()
@@ -217,13 +221,13 @@ class Runner:
         self._announce()
 
     def _await_registrations(self, start_by: float) -> bool:
-        """Start the ranks once all have registered; returns whether that has happened or still may."""
+        """Start the ranks once all have registered; returns False if that is no longer possible."""
         self._start_ranks()
         self._late = not self._started and asyncio.get_running_loop().time() >= start_by
         return not self._refused and not self._late
 
     async def _is_over(self, ended: asyncio.Task[int]) -> bool:
-        """Whether the job is to be ended because of what the ranks have reported."""
+        """Must the job end because of the ranks' reports?"""
         if self._survivors.too_few:
             saving_s = self.job.save_timeout_s
             await self._changed.wait_until(lambda: self.ranks.finished or bool(self._interruption.number), saving_s)
@@ -258,7 +262,7 @@ class Runner:
         self._changed.clear()
 
     def _start_ranks(self) -> None:
-        """Let the ranks start their commands, if all have registered from where they should be."""
+        """Let the ranks start their commands, if all have registered from the planned hosts."""
         self._refused = self._control.problem
         if self._refused or len(self._control.arrivals) < self.ranks.size:
             return
@@ -286,7 +290,7 @@ class Runner:
         return plan_start_orders(arrivals, self.job, self.output.window, self._name, held)
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-        """End what is left: the ranks through their agents, then mpirun. Agents that are lost in it have not failed."""
+        """End the remaining ranks through their agents, then mpirun. Agents that are lost meanwhile have not failed."""
         self._ending, self._failed = True, bool(self.ranks.failures)
         if self._interruption.number in (signal.SIGTERM, signal.SIGINT) and self._started:
             self._control.send_all(wire.SIGNAL, str(self._interruption.number).encode())

@@ -1,11 +1,11 @@
-"""Folders for what is of a moment: the sockets of a running job, say. Each is private, in a private one of the user's.
+"""Temporary folders, for example for the sockets of a running job. Each is private, inside a private one of the user.
 
-Whoever works in a folder holds a lock on it, which the system takes away when the process ends, however it does. So
-what a killed job has left is told from what is in use, and goes when the next one starts. A lock may say nothing to
+The process that uses a folder holds a lock on it, which the system releases when the process ends in any way. So a
+folder without a lock was left by a killed job, and the start of the next job removes it. A lock may not be visible to
 another host that shares the file system, so each running kernel has a folder of its own.
 
-The user's folder is hvdkit-UID-BOOT. Anybody can make that in /tmp first: then it is hvdkit-UID-BOOT-RANDOM, and a
-search of /tmp for folders of this user finds it.
+The user's folder is hvdkit-UID-BOOT. Another user may have made a folder of this name in /tmp: then it is
+hvdkit-UID-BOOT-RANDOM, and a search of /tmp for folders of this user finds it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from collections.abc import Iterator
 
 from hvdkit.errors import LaunchError
 
-#: Where the user's folder may be, best first: on the host itself, and found alike from every shell. TMPDIR may be on a
-#: file system that hosts share. /run/user (XDG_RUNTIME_DIR) goes when the user logs out, while a job may go on.
+#: Parents of the user's folder, best first: on the host itself, and the same for every shell. TMPDIR may be on a file
+#: system that hosts share. /run/user (XDG_RUNTIME_DIR) is removed when the user logs out, while a job may continue.
 PLACES = ("/tmp", f"/run/user/{os.getuid()}")
 
 
 class RuntimeDirectory:
-    """A folder for this process alone, made at once and removed by close(), or as a context manager.
+    """A folder for this process alone, created at once and removed by close(), or as a context manager.
 
-    kind: "" for a job's, which is called by the process's number; else a word before that. path: absolute. lock: the
-    descriptor that holds the lock, also in a child that has it open.
+    kind: "" for a job's folder, whose name is the number of the process; otherwise a prefix of the name.
+    path: absolute.
+    lock: the descriptor that holds the lock, also in a child that has it open.
     """
 
     def __init__(self, kind: str = "") -> None:
@@ -54,7 +55,7 @@ class RuntimeDirectory:
         )
 
     def _make(self, parent: str, word: str) -> str:
-        """Make the folder in this one; returns why that cannot be, "" if it is made."""
+        """Make the folder in `parent`; returns the problem, or ""."""
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(parent, 0o700)
@@ -76,7 +77,7 @@ class RuntimeDirectory:
         os.close(self.lock)
 
     def __enter__(self) -> str:
-        """The folder's path."""
+        """Return the folder's path."""
         return self.path
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +86,7 @@ class RuntimeDirectory:
 
 
 def find_jobs() -> dict[str, str]:
-    """The folders of this user's jobs that are running on this host, by name."""
+    """Find the folders of this user's jobs that are running on this host, by name."""
     found = {}
     for parent in (each for place in PLACES for each in _find_own(place)):
         with contextlib.suppress(OSError):
@@ -97,13 +98,13 @@ def find_jobs() -> dict[str, str]:
 
 
 def _find_free(place: str) -> str:
-    """A path for this user's folder in a place where there is none."""
+    """Find a free path for this user's folder in `place`, which has no such folder."""
     path = os.path.join(place, _name_folder())
     return path if not os.path.lexists(path) else f"{path}-{os.urandom(8).hex()}"
 
 
 def _find_own(place: str) -> list[str]:
-    """The folders of this user in a place, by name; what other users have made under such names is left out."""
+    """List this user's folders in `place`, by name, without folders of other users that have such names."""
     names = re.compile(re.escape(_name_folder()) + "(-[0-9a-f]{16})?")
     found = []
     with contextlib.suppress(OSError):
@@ -119,14 +120,14 @@ def _name_folder() -> str:
 
 
 def _name_kernel() -> str:
-    """A name for the running kernel, which processes must share for a lock to mean anything between them."""
+    """Name the running kernel; locks work only between processes of the same kernel."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read(8)
     return socket.gethostname()
 
 
 def _check(path: str) -> None:
-    """Raise LaunchError if a folder is not this user's alone: anybody may have made one of this name in /tmp."""
+    """Raise LaunchError if a folder is not private to this user: another user may have made it in /tmp."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         cure = "Remove it." if found.st_uid == os.getuid() else "The administrator can remove it."
@@ -164,7 +165,7 @@ def _is_abandoned(path: str) -> bool:
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False  # gone by now, or nothing of ours
+        return False  # it was removed, or is not a folder of hvdkit
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,4 +1,4 @@
-"""hvdrun's stdin, for rank 0. Not by the launcher: Open MPI 5's mpirun never reports the end of its stdin to rank 0."""
+"""hvdrun's stdin, for rank 0; not through the launcher: Open MPI 5's mpirun never reports the end of stdin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_S = 1.0
 
 
 class StandardInput:
-    """Reads a piece each time that rank 0's agent asks for one; in a thread, because any stdin may block.
+    """Reads some bytes for each request of rank 0's agent; in a thread, because any stdin may block.
 
     A terminal is read only while hvdrun is in its foreground: otherwise the terminal would stop hvdrun (SIGTTIN).
     """
@@ -26,9 +26,9 @@ class StandardInput:
         self._reading = self._ended = False
 
     def request(self, deliver: Callable[[bytes], None]) -> None:
-        """Call `deliver` with the next piece, b"" at the end.
+        """Call `deliver` with the next bytes, b"" at the end.
 
-        It replaces one that still waits: if a job is started again, its rank 0 reads on where the first one ended.
+        It replaces a waiting request: in a restarted job, rank 0 continues where the earlier rank 0 stopped reading.
         """
         self._deliver = deliver
         if self._ended:
@@ -42,9 +42,9 @@ class StandardInput:
             if os.isatty(self._descriptor):
                 self._wait_for_typing()
             data = os.read(self._descriptor, _PIECE)
-        except OSError:  # the terminal is gone, or stdin is a folder
+        except OSError:  # the terminal was closed, or stdin is a folder
             data = b""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed because the job has ended
             loop.call_soon_threadsafe(self._hand_over, data)
 
     def _wait_for_typing(self) -> None:
@@ -57,7 +57,7 @@ class StandardInput:
     def _is_in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._descriptor) == os.getpgrp()
-        except OSError:  # not the terminal of this session: it stops nobody
+        except OSError:  # it is not the terminal of this session, and stops no process
             return True
 
     def _hand_over(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Agents and launchers that a signal has stopped (SIGSTOP): nothing else would say why the job does not end."""
+"""Report agents and launchers that a signal has stopped (SIGSTOP), which keep the job from ending."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ _KILL_S = 30.0  # at the end of a job
 
 
 class StoppedProcesses:
-    """Reports those of this host, and kills those that keep a job from its end.
+    """Reports stopped processes of this host, and kills those that keep a job from ending.
 
-    A stopped rank is reported by its agent. local: all agents are on this host. say: prints a line.
-    agents_may_stop_s: how long an agent may be stopped before the end too, because the other ranks continue without
-    its rank; 0 for no limit.
+    An agent reports its rank if that is stopped.
+
+    ranks: of the job.
+    say: prints a line.
+    local: all agents are on this host.
+    agents_may_stop_s: how long an agent may be stopped, in seconds, before the end of the job too, because the other
+    ranks continue without its rank; 0 for no limit.
     """
 
     def __init__(self, ranks: Ranks, say: Callable[[str], None], *, local: bool, agents_may_stop_s: float) -> None:
         self._ranks, self._say, self._local, self._agents_may_stop_s = ranks, say, local, agents_may_stop_s
-        self._since_s: dict[int, float] = {}  # by process
+        self._since_s: dict[int, float] = {}  # time of the first check that found it stopped, by process
         self._reported: set[int] = set()
         self._next_look_s = 0.0
 
     def check(self, launcher: str, process: int) -> None:
-        """Look, if it is time to; process: of the launcher."""
+        """Check the processes, if a check is due. process: number of the launcher's process."""
         now = self._ranks.clock()
         if now < self._next_look_s:
             return
@@ -63,5 +67,5 @@ class StoppedProcesses:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """The state of a process, its parent, and so on; [] once it is gone."""
+    """Read the state of a process, its parent, and so on; [] after its end."""
     return read_process(pid, "stat").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Equal tracebacks of several ranks, which are shown once: an error of the script's usually occurs on all ranks."""
+"""Show equal tracebacks of several ranks once: an error of the script usually occurs on all ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvdkit.launch.hostfiles.names import fold
 _HOLD_S = 0.3  # ranks with the same error print it at about the same time
 _LARGEST = 1 << 20
 _BEGINNING = re.compile(rb"^.*(?:Traceback \(most recent call last\):|hvdkit: rank \S+ .*failed with )", re.MULTILINE)
-# A rank in the first line of hvdkit's, and in every line of torch.distributed's hook.
+# The rank, in the first line of hvdkit's tracebacks and in every line of torch.distributed's hook.
 _RANK = re.compile(rb"(?<=hvdkit: )rank \d+ on \S+|^\[rank\d+\]", re.MULTILINE)
 
 
 class Tracebacks:
-    """Passes output on; holds a rank's stderr for a moment from a traceback on, to compare it with other ranks'.
+    """Relays output; from a traceback on, holds a rank's stderr for a moment, to compare it with that of other ranks.
 
     write: takes (rank, is it stderr, data). prefix_of: see Output.
     """
@@ -26,7 +26,7 @@ class Tracebacks:
         self._held: dict[int, bytes] = {}
 
     def pass_on(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Take a piece of a rank's output."""
+        """Write some of a rank's output, or hold it."""
         if is_stderr and rank not in self._held and self._prefix_of(rank) and (found := _BEGINNING.search(data)):
             if not self._held:
                 asyncio.get_running_loop().call_later(_HOLD_S, self.flush)
@@ -42,16 +42,16 @@ class Tracebacks:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the held output."""
         held, self._held = self._held, {}
         equal: dict[bytes, list[int]] = {}
-        for rank, text in held.items():  # in the order in which they came
+        for rank, text in held.items():  # in the order of arrival
             equal.setdefault(_RANK.sub(b"", self._strip(rank, text)), []).append(rank)
         for ranks in equal.values():
             text = held[ranks[0]]
             if len(ranks) > 1:
                 for rank in ranks:
-                    if not held[rank].startswith(self._prefix_of(rank)):  # it goes on in a line that the rank left open
+                    if not held[rank].startswith(self._prefix_of(rank)):  # it continues a line that the rank left open
                         self._write(rank, True, b"\n")
                 who = fold(map(str, sorted(ranks))).strip("[]")
                 text = _RANK.sub(f"ranks {who}".encode(), self._strip(ranks[0], text))

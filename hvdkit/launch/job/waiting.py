@@ -1,4 +1,4 @@
-"""Waiting in asyncio: for a condition, and with a time limit."""
+"""Wait in asyncio for a condition, or with a time limit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 
 
 class ChangeEvent(asyncio.Event):
-    """Is set whenever something has changed that others may wait for."""
+    """An event that is set after each change that tasks may wait for."""
 
     async def wait_until(self, true: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition is true, which is checked after each change, but at most so long."""
+        """Wait until a condition is true, for `seconds` at most; it is checked after each change."""
         with contextlib.suppress(asyncio.TimeoutError):
             async with time_limit(seconds):
                 while not true():
@@ -21,7 +21,7 @@ class ChangeEvent(asyncio.Event):
 
 @contextlib.asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """asyncio.timeout, which Python 3.10 has not."""
+    """asyncio.timeout, for Python 3.10, which does not have it."""
     task = asyncio.current_task()
     assert task is not None
     expired = False

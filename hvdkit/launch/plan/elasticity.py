@@ -1,4 +1,4 @@
-"""What hvdrun does when ranks of a job are lost."""
+"""The reaction of hvdrun to the loss of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvdkit.config import Config
 
 
 class Elasticity(enum.Enum):
-    """off: the job ends. restart: hvdrun starts it again, on the hosts that are left. survive: the others continue."""
+    """off: the job ends. restart: hvdrun restarts it on the remaining hosts. survive: the other ranks continue."""
 
     OFF = "off"
     RESTART = "restart"
@@ -17,14 +17,14 @@ class Elasticity(enum.Enum):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The variables that carry it to the ranks."""
+        """The variables that pass it to the ranks."""
         if self is Elasticity.OFF:
             return {}
         return {"HVDKIT_ELASTIC": "1", **({"HVDKIT_ELASTIC_RESTARTS": "1"} if self is Elasticity.RESTART else {})}
 
 
 def read_elasticity(config: Config) -> Elasticity:
-    """Read what the user has requested."""
+    """Read the user's choice."""
     if not config.elastic:
         return Elasticity.OFF
     return Elasticity.RESTART if config.elastic_restarts else Elasticity.SURVIVE

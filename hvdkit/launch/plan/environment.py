@@ -1,7 +1,7 @@
-"""The variables of the ranks: those of hvdrun's own environment that reach them, and those that say which rank it is.
+"""The variables of the ranks: those of hvdrun's environment that are sent to them, and those with the rank's numbers.
 
-By the latter, scripts for torchrun, Keras' distribution and JAX find their rank and each other, and scripts for Horovod
-their rank.
+From the latter, scripts for torchrun, Keras' distribution and JAX read their rank and the address of the others, and
+scripts for Horovod read their rank.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _MCA = re.compile(r"(OMPI|PMIX|PRTE)_MCA_.*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-# Of torchrun, or of a rank of hvdrun's, both of which set a TORCHELASTIC_RUN_ID; else the user's own.
+# Set by torchrun or by hvdrun if TORCHELASTIC_RUN_ID is set; otherwise the user's own.
 _OTHER_TORCHRUN = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_(RANK|WORLD_SIZE)|ROLE_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
     r"|TORCHELASTIC_.*|KERAS_DISTRIBUTION_.*|JAX_(COORDINATOR_ADDRESS|NUM_PROCESSES|PROCESS_ID)"
 )
 _HOROVOD_NUMBERS = r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME)"
-# Of a rank of hvdrun's, or of `horovodrun --gloo`, which sets HOROVOD_GLOO_RENDEZVOUS_ADDR; else the user's own.
+# Set by hvdrun, or by `horovodrun --gloo` if HOROVOD_GLOO_RENDEZVOUS_ADDR is set; otherwise the user's own.
 _OTHER_HVDRUN = re.compile(f"{_OTHER_TORCHRUN.pattern}|{_HOROVOD_NUMBERS}")
 _OTHER_HOROVODRUN = re.compile(f"{_HOROVOD_NUMBERS}|HOROVOD_(GLOO_RENDEZVOUS_(ADDR|PORT)|CONTROLLER|CPU_OPERATIONS)")
 
 
 def find_launcher_variables(environ: Iterable[str]) -> tuple[str, ...]:
-    """Name the variables of another job's launcher, which must not reach this one."""
+    """Name the variables of another job's launcher, which must not be sent to this job's ranks."""
     names, patterns = set(environ), [_OTHER_LAUNCHER]
     if "TORCHELASTIC_RUN_ID" in names:
         patterns.append(_OTHER_HVDRUN)
@@ -61,7 +61,7 @@ def find_launcher_variables(environ: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_horovod_variables(environ: Iterable[str]) -> tuple[str, ...]:
-    """Name the variables by which horovodrun and hvdrun tell a rank its number, and horovodrun its ranks each other."""
+    """Name the variables with a rank's numbers, of horovodrun and hvdrun, and those of horovodrun's rendezvous."""
     return tuple(sorted(filter(_OTHER_HOROVODRUN.fullmatch, environ)))
 
 
@@ -98,8 +98,8 @@ def withhold(environ: Mapping[str, str], patterns: Sequence[str]) -> dict[str, s
 def select_forwarded(environ: Mapping[str, str], wanted: Collection[str] = ()) -> tuple[str, ...]:
     """Name the variables to send to other hosts: all but those of this host.
 
-    OMPI_MCA_ and similar ones are left out because mpirun sends them itself; values with a line break because ssh's
-    command line does not preserve them. wanted: sent even if they are this host's (-x).
+    OMPI_MCA_ and similar variables are left out because mpirun sends them itself; values with a line break because
+    ssh's command line does not preserve them. wanted: sent even if they are this host's (-x).
     """
     return tuple(
         sorted(
@@ -112,7 +112,7 @@ def select_forwarded(environ: Mapping[str, str], wanted: Collection[str] = ()) -
     )
 
 
-# The same on all ranks, and the user's value counts.
+# The same on all ranks; the user's value takes precedence.
 _PLACES = ("MASTER_ADDR", "MASTER_PORT", "KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS")
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
@@ -125,12 +125,16 @@ def plan_rank_variables(
     environ: Mapping[str, str],
     local_ranks: Mapping[int, int] | None = None,
 ) -> dict[int, dict[str, str]]:
-    """Settle the variables of each rank.
+    """Plan the variables of each rank.
 
-    hosts: of all ranks, by rank. address: of rank 0's host, as the other ranks reach it. ports: of that host,
-    PORT_COUNT or none; without them the addresses are left out. job: its name. environ: what the ranks have.
+    hosts: the host of each rank, by rank.
+    address: of rank 0's host, as the other ranks reach it.
+    ports: free ports of that host, PORT_COUNT or none; without them the addresses are left out.
+    job: its name.
+    environ: the ranks' environment, which takes precedence.
     local_ranks: by rank; None for the order of the ranks on their host.
-    Raises LaunchError for what the user has set that cannot be true of this job.
+
+    Raises LaunchError for variables of the user that contradict this job.
     """
     places = _number_ranks(hosts, local_ranks)
     planned = {rank: {**_name_numbers(place), **_name_horovods(place, hosts[rank])} for rank, place in places.items()}
@@ -138,7 +142,7 @@ def plan_rank_variables(
     shared = _plan_addresses(address, ports)
     shared["TORCHELASTIC_RUN_ID"] = f"{HVDRUN_RUN_ID}{job}"
     if shared.keys() & set(_PLACES) and any(environ.get(name) for name in _PROXIES):
-        # JAX's processes find each other by gRPC, which asks a proxy for any address that is not named here.
+        # JAX's processes connect by gRPC, which uses a proxy for each address that is not listed here.
         shared["no_grpc_proxy"] = ",".join(filter(None, (address, environ.get("no_proxy"))))
     return {
         rank: {name: value for name, value in {**shared, **own}.items() if name not in environ}
@@ -147,9 +151,9 @@ def plan_rank_variables(
 
 
 def plan_horovod_variables(hosts: Mapping[int, str]) -> dict[int, dict[str, str]]:
-    """Settle the variables by which Horovod's scripts find their rank, for ranks of a world that has changed.
+    """Plan the variables from which Horovod's scripts read their rank, for the ranks of a changed world.
 
-    hosts: of the ranks that there are, by their numbers in the job. Their ranks follow these numbers.
+    hosts: of the ranks of the world, by their job rank. The ranks are in the order of the job ranks.
     """
     ranks = dict(enumerate(sorted(hosts)))
     places = _number_ranks({rank: hosts[number] for rank, number in ranks.items()})
@@ -188,7 +192,7 @@ def _number_ranks(hosts: Mapping[int, str], local_ranks: Mapping[int, int] | Non
 
 
 def is_number_of_rank(name: str) -> bool:
-    """Does hvdrun give each rank a value of its own, or one that follows from the job's size?"""
+    """Does hvdrun set this variable, to a value that depends on the rank or on the job's size?"""
     alone = _Place(0, 1, 0, 1, 0, 1, 0, 1)
     return name in _name_numbers(alone) or name in _name_horovods(alone, "")
 
@@ -204,7 +208,7 @@ def _name_numbers(place: _Place) -> dict[str, str]:
 
 
 def _name_horovods(place: _Place, host: str) -> dict[str, str]:
-    """The variables that horovodrun sets for a rank."""
+    """Return the variables that horovodrun sets for a rank."""
     words = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     return name_as_horovodrun({**{word: getattr(place, word) for word in words}, "host": host})
 

@@ -28,17 +28,19 @@ class Job:
     python: runs the rank agent; the same path on every host.
     notes: messages to print before the start.
     ssh_options, launcher_arguments: the user's own, for ssh and for the launcher.
-    binding: the launcher's own options for binding ranks to cores; with None it does not bind. bind: how hvdkit then
-    binds, see the setting.
-    own_gpus: what asks for one GPU a rank; "" to warn of ranks that share one, None to allow it.
+    binding: the launcher's own options for binding ranks to cores; with None it does not bind.
+    bind: how hvdkit then binds, see the setting.
+    own_gpus: the option or setting that requires one GPU a rank; "" to warn of ranks that share one, None to allow it.
     networks: interfaces or subnets for traffic between hosts; () to choose.
     tcp: use only TCP between hosts.
-    elasticity: what happens when ranks are lost.
-    directory: of this job alone, on this host, for the launcher's files; "" before the job runs.
+    elasticity: the reaction to the loss of ranks.
+    directory: this job's own, on this host, for the launcher's files; "" before the job runs.
     addresses: of this host, as other hosts reach it; () if all ranks are on this host.
-    logs: the folder of the ranks' logs, for messages. verbose: report every start, show the launcher's output at once.
-    start_timeout_s: for all ranks to start. save_timeout_s: for ranks that handle SIGTERM to save and end.
-    metrics_port: for Prometheus, on this host's loopback address; 0 for any; None for no such port.
+    logs: the folder of the ranks' logs, for messages.
+    verbose: report every start, show the launcher's output at once.
+    start_timeout_s: time for all ranks to start, in seconds.
+    save_timeout_s: time for ranks that handle SIGTERM to save and end, in seconds.
+    metrics_port: for Prometheus, on this host's loopback address; 0 for any port, None for no port.
     rank_variables: give the ranks the variables of torchrun, Keras, JAX and Horovod.
     """
 
@@ -83,7 +85,7 @@ class Job:
     @property
     def planned(self) -> tuple[tuple[str, int], ...]:
         """(host, ranks) in the order of ranks; () if the launcher may place them differently."""
-        users = self.binding is not None or self.launcher_arguments  # which may say where ranks are placed
+        users = self.binding is not None or self.launcher_arguments  # which may determine the hosts of the ranks
         one_host_of_many_names = self.local and len(self.hosts) > 1
         if users or one_host_of_many_names or not all(host.slots for host in self.hosts):
             return ()
@@ -91,7 +93,7 @@ class Job:
 
     @functools.cached_property
     def config(self) -> Config:
-        """The settings of the ranks. Raises ConfigError for an invalid one."""
+        """The settings of the ranks. Raises ConfigError for an invalid setting."""
         return read_config({**self.environ, **self.variables})
 
 
@@ -110,9 +112,11 @@ class Launch:
 def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int], more: str = "") -> int:
     """Plan the number of ranks: as requested, or one for each slot.
 
-    ranks: as requested, or None. cores: of the hosts whose cores are known, by name; for hosts without slots.
+    ranks: as requested, or None.
+    hosts: to run on; () for this machine.
+    cores: number of cores of hosts, by name, as far as known; for hosts without slots.
     more: how to get more slots, for the message.
-    Raises LaunchError if there are more ranks than slots, or the number of ranks is unknown.
+    Raises LaunchError if the ranks are more than the slots, or their number is unknown.
     """
     total = total_slots(hosts, cores) if hosts else None
     if ranks is None:
@@ -134,7 +138,7 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
 
 
 def total_slots(hosts: tuple[Host, ...], cores: Mapping[str, int]) -> int | None:
-    """Count the slots of hosts; None if those of one are unknown. cores: see plan_ranks."""
+    """Count the slots of hosts; None if the slots of a host are unknown. cores: see plan_ranks."""
     slots = [cores.get(host.name) if host.slots is None else host.slots for host in hosts]
     return None if None in slots else sum(each or 0 for each in slots)
 
@@ -154,7 +158,7 @@ def plan_places(ranks: int, hosts: tuple[Host, ...]) -> tuple[tuple[str, int], .
 
 
 def name_host(rank: int, reported: Mapping[int, str], planned: Sequence[tuple[str, int]]) -> str:
-    """The name of a rank's host in the plan, else the one that it reports; "" if neither is known."""
+    """Return the name of a rank's host in the plan, else its reported name; "" if neither is known."""
     names = [name for name, count in planned for _ in range(count)]
     return names[rank] if rank < len(names) else reported.get(rank, "")
 

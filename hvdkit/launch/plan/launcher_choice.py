@@ -18,14 +18,17 @@ _SRUN_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherEnvironment:
-    """What the choice of a launcher depends on.
+    """The facts that the choice of a launcher depends on.
 
-    scheduler: in whose job this runs: slurm, pbs, lsf, sge; "" for none.
-    local: all ranks run on this machine. named_hosts: the user has named the hosts.
-    mpi: the MPI of the mpirun that was found; None without any, and then no_mpi is the error message.
-    programs: paths of mpiexec, srun, jsrun and qrsh, where they exist; of qrsh where Open MPI would use it.
-    own_ssh: ssh has options of the user's (-p, -i), so that Open MPI uses it in place of qrsh.
-    pmi: the plugins that `srun --mpi=list` prints. pmi_wish: the user's plugin for srun (SLURM_MPI_TYPE).
+    scheduler: the scheduler of the job that this runs in: slurm, pbs, lsf, sge; "" for none.
+    local: all ranks run on this machine.
+    named_hosts: the user has named the hosts.
+    mpi: the MPI of the mpirun that was found; None without an mpirun.
+    no_mpi: the error message if mpi is None.
+    programs: paths of mpiexec, srun, jsrun and qrsh, if they exist; of qrsh only if Open MPI would use it.
+    own_ssh: the user has set options of ssh (-p, -i), so Open MPI uses it in place of qrsh.
+    pmi: the plugins that `srun --mpi=list` prints.
+    pmi_wish: the user's plugin for srun (SLURM_MPI_TYPE).
     pmi_library: the user's library for Intel MPI under srun (I_MPI_PMI_LIBRARY).
     cray: the environment is Cray MPICH's.
     """
@@ -46,10 +49,12 @@ class LauncherEnvironment:
 def detect_launchers(
     environ: Mapping[str, str], prefix: str, *, local: bool, named_hosts: bool, wish: str = "", own_ssh: bool = False
 ) -> LauncherEnvironment:
-    """Detect what can start ranks.
+    """Detect the programs that can start ranks.
 
-    environ: hvdrun's variables. prefix: sys.prefix. local, named_hosts, own_ssh: see LauncherEnvironment.
-    wish: the user's --launcher; srun is asked for its plugins only if it may be needed.
+    environ: hvdrun's variables.
+    prefix: sys.prefix.
+    local, named_hosts, own_ssh: see LauncherEnvironment.
+    wish: the user's --launcher; srun lists its plugins only if it may be needed.
     """
     path = environ.get("PATH", os.defpath)
     programs = {name: program for name in ("srun", "jsrun") if (program := shutil.which(name, path=path))}
@@ -89,7 +94,7 @@ def parse_pmi_list(text: str) -> tuple[str, ...]:
 
 
 def _find_qrsh(environ: Mapping[str, str]) -> str:
-    """Find Grid Engine's qrsh where Open MPI looks for it; "" if it is not there."""
+    """Find Grid Engine's qrsh at the path that Open MPI expects; "" if it is not there."""
     if not all(environ.get(name) for name in ("SGE_ROOT", "ARC", "JOB_ID")):
         return ""
     path = os.pathsep.join((environ.get("PATH", os.defpath), f"{environ['SGE_ROOT']}/bin/{environ['ARC']}"))
@@ -98,7 +103,7 @@ def _find_qrsh(environ: Mapping[str, str]) -> str:
 
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "jsrun", "ssh")
 
-# The plugins of srun by which the ranks of an MPI can connect.
+# Kind of MPI -> the plugins of srun that its ranks can connect with.
 _PMI_OF: Mapping[str, tuple[str, ...]] = {"open_mpi": ("pmix",), "mpich": ("pmi2",), "intel_mpi": ("pmi2",)}
 
 
@@ -106,9 +111,12 @@ _PMI_OF: Mapping[str, tuple[str, ...]] = {"open_mpi": ("pmix",), "mpich": ("pmi2
 class LauncherChoice:
     """The program that starts the ranks.
 
-    launcher: one of LAUNCHERS. reason: as a sentence without its full stop. program: its path; "" for the MPI's own
-    mpirun. pmi: the plugin, for srun; with one that the ranks' MPI does not support each rank would be alone.
-    qrsh: Grid Engine's, with which Open MPI's mpirun starts its daemons in place of ssh; "" if it does not.
+    launcher: a name in LAUNCHERS.
+    reason: a sentence without its full stop.
+    program: its path; "" for the MPI's own mpirun.
+    mpi: the MPI that belongs to it; None without one.
+    pmi: the plugin for srun; with one that the ranks' MPI does not support, each rank would be alone.
+    qrsh: Grid Engine's qrsh if Open MPI's mpirun starts its daemons with it in place of ssh; else "".
     """
 
     launcher: str
@@ -125,7 +133,7 @@ class LauncherChoice:
 
     @property
     def own_mpi(self) -> Mpi:
-        """The MPI whose launcher starts the ranks, with that program. Raises LaunchError if there is none."""
+        """Return the MPI whose launcher starts the ranks, with that program. Raises LaunchError without one."""
         if self.mpi is None:
             raise LaunchError(
                 f"{self.launcher} was chosen without an MPI. This is a bug in hvdkit.", code="bug-launcher-without-mpi"
@@ -137,7 +145,7 @@ def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherC
     """Choose the launcher.
 
     wish: the user's --launcher; "" for none.
-    Raises LaunchError for a wish that cannot be met, or if there is no launcher at all.
+    Raises LaunchError for a wish that cannot be satisfied, or if no launcher is found.
     """
     if wish == "srun":
         return _choose_srun(environment, "--launcher srun")
@@ -176,7 +184,7 @@ def _choose_mpirun(environment: LauncherEnvironment, reason: str) -> LauncherCho
 
 
 def _qrsh(environment: LauncherEnvironment) -> str:
-    """Grid Engine's qrsh, if Open MPI starts its daemons with it: not where ssh has options of the user's."""
+    """Return Grid Engine's qrsh if Open MPI starts its daemons with it: not if the user has set options of ssh."""
     return "" if environment.own_ssh else environment.programs.get("qrsh", "")
 
 

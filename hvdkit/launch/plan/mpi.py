@@ -14,8 +14,8 @@ from pathlib import Path
 from hvdkit.errors import LaunchError
 from hvdkit.launch.process import run_program
 
-#: Open MPI's parameters that keep it from looking for libfabric and UCX, which takes a second at each start: for ranks
-#: of one host, and for hosts with nothing faster than TCP between them.
+#: Open MPI's parameters that skip the detection of libfabric and UCX, which takes a second at each start: for ranks of
+#: one host, and for hosts with no network faster than TCP.
 WITHOUT_FABRICS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_osc": "^ucx"}
 _VERSION_TIMEOUT_S = 20.0
 # By the output of `mpirun --version`. Intel MPI before MPICH: its mpiexec is a Hydra too.
@@ -33,7 +33,7 @@ class Mpi:
     kind: open_mpi, mpich, intel_mpi or pals.
     site: found on PATH outside this Python's prefix; otherwise it came with the Python environment.
     library: the libmpi installed with it; "" if it is not found.
-    session_base: a parameter file of Open MPI 5 says where the directories of sessions are.
+    session_base: a parameter file of Open MPI 5 sets the parent of the sessions' directories.
     """
 
     kind: str
@@ -52,10 +52,10 @@ class Mpi:
 
 
 def find_mpi(environ: Mapping[str, str], prefix: str) -> Mpi:
-    """Find the mpirun to use: a site's on PATH if there is one, else the one in this Python's environment.
+    """Find the mpirun to use: the site's if PATH has one, else that of this Python's environment.
 
     prefix: sys.prefix.
-    Raises LaunchError if there is none, or an unknown one.
+    Raises LaunchError if no mpirun is found, or its MPI is unknown.
     """
     embedded = Path(prefix) / "bin"
     for path in _search(environ.get("PATH", os.defpath), embedded):
@@ -80,7 +80,7 @@ def parse_version(text: str) -> tuple[str, str, str] | None:
 
 
 def query(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float, cure: str) -> str:
-    """Return what a launcher prints. Raises LaunchError, with the cure, if it cannot be run or does not end in time."""
+    """Return a launcher's output. Raises LaunchError, with the cure, if it cannot be run or does not end in time."""
     result = run_program(argv, environ={**plan_home(environ), **environ}, timeout_s=timeout_s)
     if result.status is None or result.status == 127:
         reason = result.ending if result.status is None else result.stderr.strip() or result.ending
@@ -89,9 +89,9 @@ def query(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float, cur
 
 
 def plan_home(environ: Mapping[str, str]) -> dict[str, str]:
-    """Choose a HOME where there is none, as under cron and systemd; {} where there is.
+    """Choose a HOME if none is set, as under cron and systemd; {} if it is set.
 
-    Neither Open MPI's mpirun nor its library starts without one. Python too takes the password database's.
+    Neither Open MPI's mpirun nor its library starts without HOME. Like Python, this uses the password database.
     """
     if "HOME" in environ:
         return {}
@@ -112,7 +112,7 @@ def find_library(mpirun: Path) -> str:
 
 
 def _recognise_pals(path: Path, text: str) -> tuple[str, str, str] | None:
-    """Cray's mpiexec does not always print its name, but its path contains it."""
+    """Recognise PALS by its path, because Cray's mpiexec does not always print its name."""
     if "PALS" not in text and "pals" not in path.resolve().parts:
         return None
     version = re.search(r"\d+(\.\d+)+", text)
@@ -129,7 +129,7 @@ def _is_library(path: Path) -> bool:
 
 
 def _resolve_script(path: Path) -> Path:
-    """The program that Intel MPI's script would start; the script itself finds it only on PATH."""
+    """Return the program that Intel MPI's script would start; the script itself finds it only on PATH."""
     program = path.with_name("mpiexec.hydra")
     with path.open("rb") as file:
         return program if file.read(2) == b"#!" and os.access(program, os.X_OK) else path

@@ -1,4 +1,4 @@
-"""Choose the network between hosts: the subnet that all hosts share, whatever the names of its interfaces."""
+"""Choose the network between hosts: the subnet that all hosts share; interface names may differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InterfaceAddress:
 
     @property
     def between_hosts(self) -> bool:
-        """Can it reach other hosts? Not if its name is one for networks inside a host, or its address is link-local."""
+        """Can it reach other hosts? No if its name is that of a network inside a host, or the address is link-local."""
         address = ipaddress.ip_address(self.address)
         return not (_INSIDE.fullmatch(self.name) or address.is_link_local or address.is_loopback)
 
@@ -63,7 +63,7 @@ class NetworkChoice:
 def parse_interfaces(rows: Iterable[Sequence[object]]) -> tuple[InterfaceAddress, ...]:
     """Parse an agent's list of [name, address, length of prefix, Mbit/s].
 
-    Raises ValueError for an invalid one.
+    Raises ValueError for an invalid list.
     """
     interfaces = []
     kinds = (str, str, int, int)
@@ -81,8 +81,8 @@ def parse_interfaces(rows: Iterable[Sequence[object]]) -> tuple[InterfaceAddress
 def choose_network(hosts: Mapping[str, HostInterfaces], wish: Sequence[str] = ()) -> NetworkChoice:
     """Choose each host's interfaces.
 
-    wish: names of interfaces or subnets; () for a subnet that the hosts share: of several the fastest, then the one
-    through which hosts have connected to hvdrun, as their names resolve to it.
+    wish: names of interfaces or subnets; () for a subnet that the hosts share: of several the fastest, then the subnet
+    through which hosts have connected to hvdrun, because their names resolve to it.
     Raises LaunchError if a host has none of the wished interfaces.
     """
     if wish:
@@ -152,7 +152,7 @@ def plan_network_variables(interfaces: Sequence[InterfaceAddress], environ: Mapp
 def parse_wish(text: str) -> tuple[str, ...]:
     """Parse `--network-interfaces`: names and subnets, separated by commas.
 
-    Raises LaunchError with the parts that are neither.
+    Raises LaunchError with the words that are neither.
     """
     parts = tuple(part.strip() for part in text.split(","))
     wrong = [part for part in parts if not _NAME.fullmatch(part) and not _is_subnet(part)]
@@ -166,7 +166,7 @@ def parse_wish(text: str) -> tuple[str, ...]:
 
 
 def matches(interface: InterfaceAddress, wish: Sequence[str]) -> bool:
-    """Is an interface one of the names, or in one of the subnets?"""
+    """Does an interface have one of these names, or an address in one of these subnets?"""
     address = ipaddress.ip_address(interface.address)
     return any(
         address in ipaddress.ip_network(each, strict=False) if "/" in each else interface.name == each for each in wish
@@ -198,7 +198,7 @@ def _choose_wished(hosts: Mapping[str, HostInterfaces], wish: Sequence[str]) -> 
 
 
 def _rate(hosts: Mapping[str, HostInterfaces], subnet: str) -> tuple[int, int, bool]:
-    """The speed of its slowest interface, the number of hosts connected through it, and whether it is IPv4."""
+    """Return a subnet's slowest speed in Mbit/s, the number of hosts connected through it, and whether it is IPv4."""
     inside = [
         (connection, each) for connection in hosts.values() for each in connection.interfaces if each.subnet == subnet
     ]

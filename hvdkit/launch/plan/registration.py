@@ -1,4 +1,4 @@
-"""Registration of ranks at their start: check that they are the job that was requested, and plan the start orders."""
+"""Registration of ranks at their start: check that they match the requested job, and plan the start orders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ from hvdkit.launch.plan.resources import HostResources, find_near_cpus, name_ran
 class Registration:
     """A rank's registration, sent by its agent before the command starts.
 
-    size: of the job, from the launcher's variables; 0 without any.
-    fabric: its host has a network faster than TCP. joins: started by other ranks, in place of a lost one.
-    process: its name in Open MPI's launcher; "" without one.
+    rank: its number in the job.
+    size: of the job, from the launcher's variables; 0 without them.
+    host: its name by the host itself.
+    network: the interfaces of its host.
+    fabric: its host has a network faster than TCP.
+    resources: of its host.
+    joins: other ranks started it, in place of a lost rank.
+    process: its name in Open MPI's launcher; "" without a name.
     """
 
     rank: int
@@ -38,14 +43,14 @@ class Registration:
 
 @dataclass(frozen=True)
 class StartOrders:
-    """Messages for the agents, by rank; why: the reason for the network, a sentence without its full stop."""
+    """Messages for the agents, by rank. why: the reason for the network, a sentence without its full stop."""
 
     by_rank: Mapping[int, Mapping[str, Any]]
     why: str = ""
 
 
 def parse_registration(hello: Mapping[str, Any]) -> Registration:
-    """Parse an agent's message. Raises ValueError for an invalid one."""
+    """Parse an agent's message. Raises ValueError for an invalid message."""
     rank, size, host = (hello.get(name) for name in ("rank", "size", "host"))
     if type(rank) is not int or type(size) is not int or not isinstance(host, str) or rank < 0 or size < 0:
         raise ValueError(f"rank {rank!r} of {size!r} on {host!r}")
@@ -108,9 +113,13 @@ def plan_start_orders(
 ) -> StartOrders:
     """Plan each rank's variables and binding from the registrations of all ranks.
 
-    window: of the terminal, for rank 0. name: the job's; "" to leave out the variables of plan_rank_variables().
-    held: by rank, the cores that were ordered before for ranks that run; a replacement gets those of a lost one.
-    Raises LaunchError for a wish that some host cannot meet.
+    registrations: by rank.
+    job: the plan of the job.
+    window: size of the terminal, for rank 0.
+    name: the job's; "" to leave out the variables of plan_rank_variables().
+    held: by rank, earlier orders of cores for running ranks; a replacement gets the cores of a lost rank.
+
+    Raises LaunchError for a requested interface that some host does not have.
     """
     counts = Counter(each.host for each in registrations.values())
     one_host = len(counts) == 1
@@ -134,10 +143,10 @@ def plan_start_orders(
     if name and job.rank_variables:
         hosts = {rank: each.host for rank, each in registrations.items()}
         if any(each.joins for each in registrations.values()):
-            numbered = plan_horovod_variables(hosts)  # the others describe the first world only
+            numbered = plan_horovod_variables(hosts)  # the other variables describe the first world only
         else:
             numbered = plan_rank_variables(hosts, address, registrations[0].ports, name, job.environ)
-    planned_hosts = job.planned  # where replacements may start
+    planned_hosts = job.planned  # replacements may start there
     slots = {host.name: {"HVDKIT_HOST_SLOTS": str(host.slots)} for host in job.hosts if job.survives and host.slots}
     orders: dict[int, dict[str, Any]] = {
         rank: {
@@ -166,8 +175,10 @@ def plan_start_orders(
 def plan_cores(allowed: Mapping[int, Sequence[int]], wish: str, near: Sequence[str] = ()) -> dict[int, dict[str, Any]]:
     """Plan the binding of the ranks of one host; their agents know the topology.
 
-    allowed: by rank, the CPUs that the launcher lets it run on. wish: the setting `bind`. near: the CPUs
-    near the GPU of each rank in their order, as "0-31"; empty if the ranks have no GPUs of their own.
+    allowed: by rank, the CPUs that the launcher lets it run on.
+    wish: the setting `bind`.
+    near: the CPUs near the GPU of each rank in their order, as "0-31"; empty if the ranks have no GPUs of their own.
+
     A rank's order is {"divide": CPUs, "kind": "core" or "numa", "at": index of its share, "ranks": number of shares,
     "near": as above}, or, for a rank that hvdkit does not bind, {"sharers": number of ranks that use the same cores}.
     """
@@ -193,9 +204,11 @@ Orders = Mapping[int, Mapping[str, Any]]
 def take_free_shares(planned: Orders, held: Orders) -> dict[int, Mapping[str, Any]]:
     """Give new ranks of a host the shares of its cores that no running rank has.
 
-    planned: by rank, what plan_cores would order for all ranks of the host as they are now. held: what the ranks that
-    run have been ordered before; a process keeps its cores and its GPU. If they come from several divisions of the
-    host, or all shares are taken, as on a host that gets more ranks than it began with, new ranks get what is planned.
+    planned: by rank, the orders of plan_cores for the present ranks of the host.
+    held: by rank, the earlier orders of the running ranks, which keep them: a process keeps its cores and its GPU.
+
+    New ranks get their planned order if the earlier orders come from several divisions of the host, or if no share is
+    free, as on a host that gets more ranks than it had at first.
     """
     running = {rank: held[rank] for rank in planned if rank in held}
     divisions = [{word: value for word, value in order.items() if word != "at"} for order in running.values()]

@@ -1,4 +1,4 @@
-"""The hosts to run on, from -H, a hostfile or the scheduler's allocation, and their addresses from this machine."""
+"""Find the hosts to run on, from -H, a hostfile or the scheduler's allocation, and their addresses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def find_hosts(
 ) -> FoundHosts | None:
     """Find the hosts to run on; None without any source of hosts, which means this machine.
 
-    hosts, hostfile: -H and --hostfile. environ: hvdrun's variables.
-    format: the dialect of the file. slots: for hosts without a number, and for all hosts of an allocation.
+    hosts, hostfile: -H and --hostfile.
+    environ: hvdrun's variables.
+    format: the dialect of the file.
+    slots: for hosts without a number, and for all hosts of an allocation.
+
     Raises LaunchError; HostfileError for a file.
     """
     if hosts is not None and hostfile is not None:
@@ -57,7 +60,7 @@ def count_cores() -> int:
 
 @functools.cache
 def resolve(name: str) -> tuple[str, ...]:
-    """Resolve the name of a host to its addresses; () if there are none."""
+    """Resolve the name of a host to its addresses; () if it has none."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -75,7 +78,7 @@ def is_local(host: Host) -> bool:
 
 
 def is_own_address(address: str) -> bool:
-    """Tell whether an address is one of this machine's: no other can be bound."""
+    """Is an address this machine's? Only such an address can be bound."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -105,7 +108,7 @@ def find_addresses(hosts: Iterable[Host]) -> tuple[str, ...]:
     """Find this machine's addresses as the other hosts reach it.
 
     For hosts that only ssh can reach (through a jump host) these are the addresses of this machine's name.
-    Raises LaunchError if there are none.
+    Raises LaunchError if none is found.
     """
     addresses: dict[str, None] = {}
     for host in hosts:
@@ -134,9 +137,12 @@ def plan_daemon_variables(
 
     By default they try every address, also a container engine's, which on each host belongs to another machine.
     Open MPI 5 ignores a subnet, with a warning, on an interface that has an address of IPv6 too, and ends with SIGSEGV
-    where two interfaces are excluded by name: there is no restriction then.
-    targets: an address of each other host, "" where it is unknown. interfaces: of this machine.
-    wish: see choose_network. environ: the user's own parameters take precedence.
+    if two interfaces are excluded by name: then the plan has no restriction.
+
+    targets: an address of each other host, "" if it is unknown.
+    interfaces: of this machine.
+    wish: see choose_network.
+    environ: the user's own parameters take precedence.
     """
     own = [each for each in interfaces if ":" not in each.subnet]
     wished = [each for each in own if wish and matches(each, wish)]

@@ -1,6 +1,6 @@
-"""Cores, shared memory and GPUs of the hosts: how many there are, which rank has which GPU, what will be slow or fail.
+"""Cores, shared memory and GPUs of the hosts: count them, assign GPUs to ranks, and warn of problems.
 
-The quick part of hvdkit doctor, before the command of the ranks starts.
+These are the quick checks of hvdkit doctor, before the command of the ranks starts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ LEAST_SHARED_MIB = 256
 
 @dataclass(frozen=True)
 class HostResources:
-    """The resources of a rank's host, from its agent; see hvdkit.launch.agent.host_info. cores: 0 if unknown.
+    """The resources of a rank's host, from its agent; see hvdkit.launch.agent.host_info.
 
-    gpus: that the rank sees, see hvdkit.launch.plan.resources.Gpu.
+    allowed: the CPUs that the rank may run on.
+    cores: number of cores; 0 if unknown.
+    shared_mib: free shared memory in MiB; negative without a directory for it.
+    python: the version of Python.
+    gpus: the GPUs that the rank sees, each a Gpu.
     """
 
     allowed: tuple[int, ...] = ()
@@ -46,7 +50,7 @@ def take_fields(fields: object, what: str, **kinds: type) -> list[Any]:
 
 
 def parse_resources(message: Mapping[str, Any]) -> HostResources:
-    """Parse an agent's message. Raises ValueError for an invalid one."""
+    """Parse an agent's message. Raises ValueError for an invalid message."""
     if not message:
         return HostResources()
     kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list}
@@ -59,7 +63,7 @@ def parse_resources(message: Mapping[str, Any]) -> HostResources:
 
 
 def find_problems(resources: Iterable[tuple[str, HostResources]]) -> list[str]:
-    """Describe what will be slow or fail, a line each. resources: (host, its resources) of each rank."""
+    """Describe problems that make a job slow or fail, a line each. resources: (host, its resources) of each rank."""
     by_host: dict[str, list[HostResources]] = defaultdict(list)
     for host, each in resources:
         by_host[host].append(each)
@@ -113,9 +117,9 @@ _SHARED = {
 
 
 def plan_shared_gpus(hosts: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Plan the variables of --share-gpus that all ranks have, but for those that are set.
+    """Plan the variables of --share-gpus that all ranks have, except those that are set.
 
-    hosts: of the job. Raises LaunchError for several.
+    hosts: number of hosts of the job. Raises LaunchError for several.
     """
     if hosts > 1:
         raise LaunchError(
@@ -127,14 +131,14 @@ def plan_shared_gpus(hosts: int, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_rank_to_nccl(rank: int) -> dict[str, str]:
-    """Plan the variable of --share-gpus that each rank has for itself."""
+    """Plan the variable of --share-gpus that differs between ranks."""
     return {"NCCL_HOSTID": f"rank{rank}"}
 
 
 def assign_gpus(seen: Sequence[Sequence[Gpu]]) -> list[Gpu]:
-    """Assign the ranks of a host, in their order, a GPU each, as hvd.local_rank() selects it; [] if some share one.
+    """Assign each rank of a host, in rank order, the GPU that hvd.local_rank() selects; [] if ranks share a GPU.
 
-    seen: by each rank. Also [] if it is not known what the ranks see.
+    seen: the GPUs that each rank sees. Also [] if these are unknown.
     """
     first = seen[0]
     if all(gpus == first for gpus in seen) and 1 < len(first) >= len(seen):
@@ -145,13 +149,13 @@ def assign_gpus(seen: Sequence[Sequence[Gpu]]) -> list[Gpu]:
 
 
 def find_near_cpus(seen: Sequence[Sequence[Gpu]]) -> list[str]:
-    """Find the CPUs near each rank's GPU, for the ranks of a host in their order; [] unless they are known of all."""
+    """Find the CPUs near each rank's GPU, in rank order on a host; [] unless they are known for all ranks."""
     near = [cpus for _, cpus in assign_gpus(seen)]
     return near if all(near) else []
 
 
 def find_shared_gpus(resources: Iterable[tuple[str, HostResources]]) -> list[tuple[str, int, int]]:
-    """Find the hosts on which ranks would share GPUs: (host, ranks, GPUs). resources: (host, of a rank there)."""
+    """Find the hosts on which ranks would share GPUs: (host, ranks, GPUs). resources: (host, those of a rank)."""
     by_host: dict[str, list[Sequence[Gpu]]] = defaultdict(list)
     for host, each in resources:
         by_host[host].append(each.gpus)
@@ -164,9 +168,10 @@ def find_shared_gpus(resources: Iterable[tuple[str, HostResources]]) -> list[tup
 
 
 def check_gpus(resources: Iterable[tuple[str, HostResources]], asked_by: str | None) -> list[str]:
-    """Describe where ranks would share GPUs: one text, or none.
+    """Describe the hosts on which ranks would share GPUs: a list of one text, or of none.
 
-    asked_by: what asks for one GPU a rank; then this is a LaunchError. "" for nothing, None if they may share.
+    asked_by: the option or setting that requires one GPU a rank; shared GPUs then raise LaunchError. "" without one,
+    None if ranks may share GPUs.
     """
     shared = find_shared_gpus(resources) if asked_by is not None else []
     if not shared:
@@ -191,8 +196,13 @@ def choose_ranks(
 ) -> int | None:
     """Choose the number of ranks for -np; None means one for each slot of the hosts.
 
-    asked: a number, "auto", "gpu", or None without -np. local: all hosts are this machine. cores: of this machine.
-    Raises LaunchError if the GPUs of the job cannot be counted here, or there are none.
+    asked: a number, "auto", "gpu", or None without -np.
+    hosts: of the job.
+    local: all hosts are this machine.
+    cores: number of cores of this machine.
+    environ: the variables, for CUDA_VISIBLE_DEVICES.
+
+    Raises LaunchError if the GPUs of the job cannot be counted here, or none is found.
     """
     if asked == "auto":
         return None if hosts else cores
@@ -212,7 +222,7 @@ def choose_ranks(
 def count_gpus(environ: Mapping[str, str], proc: Path = _NVIDIA_DRIVER) -> int:
     """Count the GPUs that CUDA shows to a process of this machine, without loading a framework.
 
-    proc: the driver's directory with one entry for each GPU. Raises LaunchError for none, with what was inspected.
+    proc: the driver's directory with one entry for each GPU. Raises LaunchError for none, with the inspected sources.
     """
     present, seen = _count_present(environ, proc)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -228,7 +238,7 @@ def count_gpus(environ: Mapping[str, str], proc: Path = _NVIDIA_DRIVER) -> int:
 
 
 def _count_present(environ: Mapping[str, str], proc: Path) -> tuple[int, str]:
-    """Count the GPUs of this machine; returns what was inspected too, as a clause."""
+    """Count the GPUs of this machine; returns the number, and a clause about the sources that were inspected."""
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if program:
         hidden = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
