@@ -27,7 +27,7 @@ class DeviceMasks:
         ]
         self._ones = [torch.ones_like(mask) for mask in self._masks]
         self._locally_unused: dict[int, frozenset[int]] = {}  # bucket -> tensors, between mark() and globally_unused()
-        self._first: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # bucket -> unused in the first round: here, on all
+        self._first: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # bucket -> first unused: here, on all ranks
 
     @torch.no_grad()
     def mark(self, bucket: int, locally_unused: frozenset[int]) -> None:
