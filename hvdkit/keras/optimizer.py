@@ -105,7 +105,7 @@ def PartialDistributedOptimizer(
     local_layers: a Keras layer or a list of them (else ValueError).
     scale_local_gradients: divide their gradients by the number of ranks, so that they have the same weight as averaged
     gradients. `optimizer.register_local_var(variable)` adds a variable.
-    The other arguments, and the errors: as for DistributedOptimizer().
+    The other arguments, and what it raises: as for DistributedOptimizer().
     """
     layers: Sequence[Any] = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     layers = [layer for layer in layers if layer is not None]

@@ -82,7 +82,7 @@ def DiLoCo(
     Models", 2023).
 
     outer: hvd.OuterSGD(lr, momentum); by default 0.7 and Nesterov momentum of 0.9. OuterSGD(1.0, 0.0) is LocalSGD().
-    The other arguments, and the errors: as for LocalSGD().
+    The other arguments, and what it raises: as for LocalSGD().
     """
     gradients = _gradients(compression)
     strategy = diloco.DiLoCo(

@@ -328,7 +328,7 @@ def grouped_reducescatter(
     """Reduce and scatter several tensors as one operation; returns the list of new tensors.
 
     tensors: at least one, the same list on all ranks.
-    The other arguments, shapes, dtypes and errors: as for reducescatter(); ValueError also for an empty list.
+    The other arguments, shapes, dtypes and what it raises: as for reducescatter(); ValueError also for an empty list.
     """
     if compression is not Compression.none:
         check_numbers(tensors := list(tensors), "grouped_reducescatter")

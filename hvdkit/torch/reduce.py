@@ -197,7 +197,7 @@ def grouped_allreduce(
     """Reduce several tensors as one operation, which starts when all ranks have called it; returns new tensors.
 
     tensors: at least one, of any shapes and dtypes, the same list on all ranks.
-    The other arguments, and the errors: as for allreduce(); ValueError also for an empty list.
+    The other arguments, and what it raises: as for allreduce(); ValueError also for an empty list.
     """
     if compression is not Compression.none:
         check_numbers(tensors := list(tensors), "grouped_allreduce")
