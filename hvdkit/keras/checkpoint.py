@@ -34,9 +34,11 @@ class Checkpoints(TrainingCheckpoints):
     with exit code 75. In your own training loop, call load(), step(), save() and close().
 
     directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
-    model: built; the state of its optimizer is saved with it. every_s: seconds between checkpoints.
-    keep: number of checkpoints to keep, the newest ones.
+    model: built; the state of its optimizer is saved with it.
+    every_s: seconds between checkpoints.
+    keep: number of the newest checkpoints to keep.
     values: numbers and strings, which are then in `values`; the name "epoch" is used by the callback.
+
     Raises TypeError for one whose name is a misspelt option, such as every=60.
     """
 

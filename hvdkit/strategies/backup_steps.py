@@ -2,7 +2,7 @@
 
 Source: J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
-All ranks send their gradients to a server, which decides for each step which ones are used, and answers every rank with
+All ranks send their gradients to a server, which selects the used ones for each step, and answers every rank with
 the same average of those. So all ranks make the same steps, and their parameters and optimizer states stay equal. A
 late rank gets the average that was made without it; it makes the missed steps one by one.
 """

@@ -148,7 +148,7 @@ class PeriodicAverage(Strategy):
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach. All ranks get rank 0's shared values, momentum and number of steps.
 
-        Averages under way are dropped: the next ones include their changes.
+        Averages under way are dropped: the next averages include their changes.
         """
         self._close(in_step=True)
         check_tensors(group.transport, parameters.tensors, str(self))

@@ -35,10 +35,12 @@ class Checkpoints(TrainingCheckpoints):
     SIGUSR1 and SIGUSR2 make the next step save a checkpoint and end the training with exit code 75.
 
     directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
-    every_s: seconds between checkpoints. keep: number of checkpoints to keep, the newest ones.
+    every_s: seconds between checkpoints.
+    keep: number of the newest checkpoints to keep.
     things: objects with state_dict() and load_state_dict(), under names of your choice: modules, optimizers,
     schedulers, GradScaler, ShardedSampler, BalancedSampler, ElasticSampler (do not call its record_batch(): step()
     does). Also numbers and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
+
     Raises CheckpointError if each rank has only its own shard of a model or an optimizer: use hvdkit.parallel.save().
     Raises TypeError for a number or string whose name is a misspelt option, such as every=60.
     """

@@ -350,7 +350,10 @@ def sparse_allreduce_async(
     """Start to reduce a sparse tensor over all ranks; returns a function that waits and returns the result, coalesced.
 
     tensor: COO format, with the same shape and dtype on all ranks and any number of entries.
-    name: of the operation, the same on all ranks. op: Average or Sum, else ValueError.
+    name: of the operation, the same on all ranks.
+    op: Average or Sum, else ValueError.
+    process_set: the ranks that take part.
+
     Raises TypeError for another format. Both calls raise the errors of allgather(), which carries out the reduction.
     """
     if op not in (Average, Sum):

@@ -38,7 +38,7 @@ class SparseGradients:
                 parameter.grad = reduced
 
     def contribute_nothing(self, transport: Transport, named: Named) -> None:
-        """Take part in reduce() without gradients, as a joined rank, and keep the own ones; collective."""
+        """Take part in reduce() without gradients, as a joined rank, which keeps its own; collective."""
         for index in self.indices:
             reduce_sparse(transport, None, named[index][1], average=self._average)
 

@@ -347,7 +347,7 @@ class GradientSync:
         return reduce_loss(loss, op, weight, self._named[0][1].device, f"{self.name}.loss", self.process_set)
 
     def end_window(self) -> None:
-        """Assign later gradients to the next step, because the optimizer takes the present ones now."""
+        """Assign later gradients to the next step, because the optimizer takes the present gradients now."""
         self._summed.clear()
         self._reduced = False
 

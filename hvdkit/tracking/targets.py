@@ -28,7 +28,7 @@ class Targets:
     hvdrun: str | None = None
 
     def check(self) -> None:
-        """Raise TrackError for an argument that is not a target, and if there is no target."""
+        """Raise TrackError for an argument that is not a target, and if no target is given."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         if all(value is None for value in given.values()):
             raise TrackError(

@@ -97,7 +97,7 @@ class Pipeline:
         return mean if mean is not None and self.mesh.pp == 1 else self._broadcast(mean, inputs.device)
 
     def _broadcast(self, mean: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-        """Send the last stage's mean loss, in its dtype, to all stages; the earlier ones do not know that dtype."""
+        """Send the last stage's mean loss, in its dtype, to all stages; earlier stages do not know that dtype."""
         sent = torch.zeros(2, dtype=torch.float64, device=device)
         if mean is not None:
             sent[0], sent[1] = mean, _DTYPES.index(mean.dtype)
