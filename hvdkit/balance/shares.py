@@ -57,8 +57,9 @@ def step_s(plan: Sequence[int], speeds: Sequence[float]) -> float:
 class Balance:
     """The plan of a batch, which changes with measured speeds; equal on all ranks with the same measurements.
 
-    rows: of the batch. speeds: of the ranks, if known; None for equal ones. grain: each rank gets a multiple of this
-    number of rows, and the first of the fastest ranks gets the rest.
+    rows: of the batch.
+    speeds: of the ranks, if known; None for equal ones.
+    grain: each rank gets a multiple of this number of rows, and the first of the fastest ranks gets the rest.
     """
 
     def __init__(self, rows: int, size: int, speeds: Sequence[float] | None = None, grain: int = 1) -> None:

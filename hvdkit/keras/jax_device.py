@@ -42,7 +42,8 @@ from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
 class DeviceReduction:
     """Reduces the gradients of one list of variables, from within programs; see open_device_reduction().
 
-    tensors: specifications of the gradients. wires: the wire dtype of each, "none" for its own.
+    tensors: specifications of the gradients.
+    wires: the wire dtype of each, "none" for its own.
     """
 
     def __init__(

@@ -23,8 +23,9 @@ _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 class GradientSync:
     """Drives the strategy of one optimizer: selects its gradients, and the time of their reduction.
 
-    local_layers: layers whose gradients are not reduced. scale_local: divide those by the number of ranks, as the
-    average does with the others. passes_factor: multiplied with an average over accumulated passes, to make it a sum.
+    local_layers: layers whose gradients are not reduced.
+    scale_local: divide those by the number of ranks, as the average does with the others.
+    passes_factor: multiplied with an average over accumulated passes, to make it a sum.
     """
 
     def __init__(

@@ -110,9 +110,10 @@ def _find_problem(specs: Sequence[VariableSpec], wires: Sequence[Any]) -> str:
 class DeviceGradients:
     """Dense gradients of one list of variables, see ArrayGradients; all ranks construct it together.
 
-    presence: exchanges which gradients the ranks have. device: TensorFlow's name of the GPU. sent: the dtype in
-    which each gradient is reduced.
-    A gradient is multiplied by its rank's factor of an average before the sum, in the wire dtype, as NCCL does.
+    presence: exchanges which gradients the ranks have.
+    device: TensorFlow's name of the GPU.
+    sent: the dtype in which each gradient is reduced. A gradient is multiplied by its rank's factor of an average
+    before the sum, in the wire dtype, as NCCL does.
     """
 
     def __init__(

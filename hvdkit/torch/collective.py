@@ -36,11 +36,14 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 class Collective(Generic[Result_co]):
     """A collective of this rank that has not begun.
 
-    announcement: the properties that must be equal on all ranks. name: None to count the calls instead. tensors: the
-    caller's. pack: makes the caller's result of the sequence of results. gradient: computes the gradients of the
-    tensors from Operation.rows and the gradients of the results. collect: returns the results of an operation that has
-    them in new memory; without it the operation overwrites the given memory. overwrites: whether it does so although it
-    has collect.
+    announcement: the properties that must be equal on all ranks.
+    name: None to count the calls instead.
+    tensors: the caller's.
+    pack: makes the caller's result of the sequence of results.
+    gradient: computes the gradients of the tensors from Operation.rows and the gradients of the results.
+    collect: returns the results of an operation that has them in new memory; without it the operation overwrites the
+    given memory.
+    overwrites: whether it does so although it has collect.
     """
 
     __slots__ = ("announcement", "collect", "gradient", "group", "name", "overwrites", "pack", "tensors")

@@ -88,7 +88,8 @@ def record_event(index: int) -> Event:
 def make_on_stream(count: int, dtype: torch.dtype, value: float | None, index: int, stream: int) -> torch.Tensor:
     """Allocate memory (count,) on GPU `index` from the pool of a stream that no framework owns.
 
-    value: written to it in the order of the stream; None leaves the memory unset. stream: CUDA's handle.
+    value: written to it in the order of the stream; None leaves the memory unset.
+    stream: CUDA's handle.
     """
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, index)):
         if value is None:

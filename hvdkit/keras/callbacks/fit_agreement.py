@@ -37,8 +37,10 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 class FitAgreement:
     """The agreements of the ranks in one call of fit().
 
-    callbacks: the CallbackList's own list. process_set: the ranks that train together, more than one. every: number of
-    batches between agreements, if a callback may stop training in a batch; 0: only at the ends of epochs.
+    callbacks: the CallbackList's own list.
+    process_set: the ranks that train together, more than one.
+    every: number of batches between agreements, if a callback may stop training in a batch; 0: only at the ends of
+    epochs.
     """
 
     def __init__(self, callbacks: list[Any], model: keras.Model, process_set: ProcessSet, every: int) -> None:

@@ -41,7 +41,10 @@ _ProcessGroup: Any = dist.ProcessGroup
 class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed over a transport, which close() closes.
 
-    store: of the group, for torch. timeout_s: of a collective. waits: see Waits. For other methods see torch.
+    store: of the group, for torch.
+    timeout_s: of a collective.
+
+    The attribute waits: see Waits. For other methods see torch.
     """
 
     def __init__(self, store: Store, transport: Transport, name: str, timeout_s: float) -> None:

@@ -46,7 +46,9 @@ def _wait_until_idle() -> None:
 class Queued(Pending):
     """A collective of a WorkQueue.
 
-    run: runs it, on any thread. level: of its callers. number: in that level.
+    run: runs it, on any thread.
+    level: of its callers.
+    number: in that level.
     """
 
     def __init__(
