@@ -10,8 +10,7 @@ true when the work has been enqueued on the GPU. If a rank is lost, the work end
 NCCL sums float16 and bfloat16 and rounds after each addition; factors, and the division of an average, are applied
 before the sum. Without NCCL all operations use host memory, and with NCCL these: Adasum; int16 and uint16; averages
 and factors of integers; factors of Min, Max and Product; complex products. The tensors of an operation must be on GPUs
-on all ranks, or on the host on all ranks. Tensors on a second GPU of a rank are copied to its first one. Untried on a
-GPU.
+on all ranks, or on the host on all ranks. Tensors on a rank's second GPU are copied to its first. Untried on a GPU.
 
 name: of the operation, the same on all ranks; without a name, calls of one kind are matched in the order of the calls.
 process_set: the ranks that take part; each of them makes the same call.
@@ -206,9 +205,6 @@ def alltoall(
     tensor: shape (n, ...); the other dimensions and the dtype must be the same on all ranks. dtype: as for allgather().
     splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal numbers; n must
     then be a multiple of the number of ranks (else ValueError).
-    name: of the operation, the same on all ranks; without a name, calls are matched in the order of the calls.
-    process_set: the ranks that take part.
-
     Returns the received rows in a new tensor. If `splits` is given, returns a tuple of them and of the number of rows
     from each rank, an int32 tensor of shape (size,) (int64 if a number exceeds int32). alltoall_async() always
     returns the tuple.
@@ -299,10 +295,8 @@ def reducescatter(
 
     tensor: shape (n, ...); shape and dtype the same on all ranks; any dtype that allreduce() takes. Rank i gets
     n // size rows, and one more if i < n % size.
-    name, compression: as for allreduce().
     op: Average or Sum.
-    process_set, prescale_factor, postscale_factor: as for allreduce().
-
+    The other arguments: as for allreduce().
     Differentiable: the gradients of all rows are gathered.
 
     Raises NotInitializedError before init(); ValueError on a rank outside of the set, for a scalar, and for the name of
@@ -352,8 +346,6 @@ def sparse_allreduce_async(
     tensor: COO format, with the same shape and dtype on all ranks and any number of entries.
     name: of the operation, the same on all ranks.
     op: Average or Sum, else ValueError.
-    process_set: the ranks that take part.
-
     Raises TypeError for another format. Both calls raise the errors of allgather(), which carries out the reduction.
     """
     if op not in (Average, Sum):
