@@ -1,1 +1,1 @@
-"""Batches for ranks of unequal speed: each rank gets rows by its measured time for a row."""
+"""Batches for ranks of unequal speed: each rank gets rows according to its measured time per row."""

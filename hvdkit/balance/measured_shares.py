@@ -1,4 +1,4 @@
-"""Rows of each rank in the batches of one optimizer, by the speeds that the ranks measure and exchange."""
+"""MeasuredShares: divides the batches of one optimizer by the speeds that the ranks measure and exchange."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from hvdkit.engine.api import CollectiveCaller, Seconds, Transport, as_buffer
 
 
 class MeasuredShares:
-    """How batches are divided among the ranks of one optimizer; changed on all of them alike.
+    """The division of batches among the ranks of one optimizer; it changes on all of them alike.
 
-    who: the class that the user knows, for messages. batch_size: rows of all ranks together. every: steps between two
-    exchanges of what was measured. transport: of the ranks; None for one that trains alone. speeds, grain: see Balance.
-    Raises ValueError for numbers that cannot be used.
+    who: the user's class, for messages.
+    batch_size: rows of all ranks together.
+    every: steps between two exchanges of measurements.
+    transport: of the ranks; None for a rank that trains alone.
+    speeds, grain: see Balance.
+
+    Raises ValueError for invalid numbers.
     """
 
     def __init__(
@@ -38,9 +42,9 @@ class MeasuredShares:
         self._speeds = None if speeds is None else list(speeds)
 
     def enter(self, transport: Transport | None, speeds: Sequence[float] | None = None) -> None:
-        """Divide among the ranks that there are now, as a new rank does, which passes the same speeds.
+        """Divide batches among the present ranks, as a new rank does, which passes the same speeds.
 
-        speeds: None for those that were passed first, if they are of so many ranks.
+        speeds: None for those that were passed first, if their number fits.
         """
         self.rank, self.size = (0, 1) if transport is None else (transport.rank, transport.size)
         if self._speeds is not None and len(self._speeds) == self.size:
@@ -54,25 +58,25 @@ class MeasuredShares:
         self._balance = Balance(self._batch_size, self.size, speeds, self._grain)
         self._plans = Plans(self._balance.plan)
         self._measured: list[tuple[int, Seconds]] = []  # rows and seconds of steps
-        # A rank that is new has counted nothing, and all must exchange times after the same step.
+        # A new rank has counted nothing, and all must exchange times after the same step.
         self._steps = 0
         self._entered = None if transport is None else weakref.ref(transport)
 
     def belongs_to(self, transport: Transport | None) -> bool:
-        """Are the ranks still those of enter()? Others may be as many."""
+        """Return whether the ranks are still those of enter(); other ranks may have the same number."""
         return transport is (None if self._entered is None else self._entered())
 
     @property
     def plan(self) -> Shares:
-        """Rows of each rank in the batches that are planned next."""
+        """Rows of each rank in the batches that are divided next."""
         return self._balance.plan
 
     def begin(self, position: tuple[int, int]) -> None:
-        """An iteration over the data begins with the batch at this position."""
+        """Begin an iteration over the data, with the batch at this position."""
         self._plans.forget(position)
 
     def part(self, position: tuple[int, int], rows: int) -> tuple[int, int]:
-        """This rank's rows of the batch at a position (see Plans), which has `rows`: the first one, and how many."""
+        """Return (first row, number of rows) of this rank in the batch of `rows` rows at a position; see Plans."""
         plan = part_of_batch(self._plans.at(position), rows)
         return sum(plan[: self.rank]), plan[self.rank]
 
@@ -84,10 +88,13 @@ class MeasuredShares:
         position: Callable[[], tuple[int, int]],
         options: Sequence[tuple[str, object]],
     ) -> None:
-        """The optimizer has stepped; collective in the first step and every `every` steps.
+        """Count a step of the optimizer; collective in the first step and every `every` steps.
 
-        rows: of this rank in the step, 0 if its time says nothing. position: how far this rank's batches are asked for.
-        options: (name, value) that all ranks must have alike, else HorovodInternalError.
+        caller: calls the collective.
+        rows: of this rank in the step, 0 if its time is not representative.
+        seconds: time of the step; None if unknown.
+        position: returns the position up to which this rank's batches were requested.
+        options: (name, value) that must be equal on all ranks, else HorovodInternalError.
         """
         if rows and seconds is not None:
             self._measured.append((rows, seconds))
@@ -97,12 +104,12 @@ class MeasuredShares:
             self._position = position
             own: list[tuple[str, object]] = [("every", self._every)]
             if self._steps == 1:
-                own.append(("plan", self.plan))  # it shows speeds and grain
+                own.append(("plan", self.plan))  # contains the effect of speeds and grain
             said = [(name, str(value)) for name, value in (*options, *own)]
             caller.together("balance", self._exchange if due else _agree, said)
 
     def _exchange(self, transport: Transport, _: Sequence[int]) -> None:
-        """Exchange measured times and how far each rank's batches are, and change the plan; collective."""
+        """Exchange measured times and the position of each rank's batches, and change the plan; collective."""
         row_s = [seconds() / rows for rows, seconds in self._measured]
         self._measured.clear()
         mine = np.array([statistics.median(row_s) if row_s else math.nan, *self._position()], np.float64)
@@ -112,4 +119,4 @@ class MeasuredShares:
 
 
 def _agree(_: Transport, __: Sequence[int]) -> None:
-    """The ranks have said the same."""
+    """Do nothing: the operation has already compared the ranks' options."""

@@ -1,4 +1,4 @@
-"""Rows of a batch for ranks of unequal speed: a plan that all ranks compute alike, and when to change it."""
+"""Rows of a batch for ranks of unequal speed: a plan that all ranks compute alike, and the rule for changing it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 Shares = tuple[int, ...]
 
-#: Of the time of a step: a plan that saves less is not worth a change, since speeds are measured with noise.
+#: Fraction of a step's time: a plan that saves less is not worth a change, since measured speeds are noisy.
 _GAIN = 0.05
-#: Weight of the newest measurement of a rank's time for a row.
+#: Weight of the newest measurement of a rank's time per row.
 _NEWEST = 0.5
 
 
 def shares(speeds: Sequence[float], rows: int, *, least: int = 1) -> Shares:
-    """Divide `rows` among ranks so that the last of them ends as early as possible.
+    """Divide `rows` among ranks so that the last rank finishes as early as possible.
 
-    speeds: rows a second of each rank, in any unit, above 0. least: rows of each rank, at least.
-    A faster rank never gets less than a slower one, and of equal ones the first get more. The same on all machines:
-    no result depends on the order of a sum.
+    speeds: rows per second of each rank, in any unit, above 0. least: smallest number of rows of a rank.
+    A faster rank never gets fewer rows than a slower one, and among equal ranks the first get more. The result is the
+    same on all machines: it does not depend on the order of a sum.
     Raises ValueError for a speed that is not above 0, or fewer than `least` rows a rank.
     Source: the method of D'Hondt, which minimises the largest ratio of rows to speed.
     """
@@ -28,7 +28,7 @@ def shares(speeds: Sequence[float], rows: int, *, least: int = 1) -> Shares:
     if least < 0 or rows < least * len(speeds):
         raise ValueError(f"{rows} rows are too few for {len(speeds)} ranks with at least {least} each")
     fixed: set[int] = set()
-    while True:  # ranks whose part would be below `least` get that, and the others divide the rest
+    while True:  # ranks below `least` get `least`, and the others divide the rest
         free = [rank for rank in range(len(speeds)) if rank not in fixed]
         rest = rows - least * len(fixed)
         total = math.fsum(speeds[rank] for rank in free)
@@ -39,7 +39,7 @@ def shares(speeds: Sequence[float], rows: int, *, least: int = 1) -> Shares:
         fixed |= slow
     plan = [least] * len(speeds)
     for rank, part in parts.items():
-        plan[rank] = max(least, math.floor(part * (1 - 1e-12)))  # the rounding of a part must not give a row too many
+        plan[rank] = max(least, math.floor(part * (1 - 1e-12)))  # rounding must not add a row
     queue = [((plan[rank] + 1) / speeds[rank], rank) for rank in free]
     heapq.heapify(queue)
     for _ in range(rows - sum(plan)):
@@ -50,15 +50,16 @@ def shares(speeds: Sequence[float], rows: int, *, least: int = 1) -> Shares:
 
 
 def step_s(plan: Sequence[int], speeds: Sequence[float]) -> float:
-    """Seconds until the last rank has computed its rows."""
+    """Return the seconds until the last rank has computed its rows."""
     return max(rows / speed for rows, speed in zip(plan, speeds, strict=True))
 
 
 class Balance:
-    """The plan of a batch, changed as measured speeds ask for it; the same on all ranks that hear the same.
+    """The plan of a batch, which changes with measured speeds; equal on all ranks with the same measurements.
 
-    rows: of the batch. speeds: of the ranks, as far as they are known; None for equal ones. grain: each rank gets a
-    multiple of so many rows, and the first of the fastest ones what is left of them.
+    rows: of the batch.
+    speeds: of the ranks, if known; None for equal ones.
+    grain: each rank gets a multiple of this number of rows, and the first of the fastest ranks gets the rest.
     """
 
     def __init__(self, rows: int, size: int, speeds: Sequence[float] | None = None, grain: int = 1) -> None:
@@ -75,10 +76,10 @@ class Balance:
         return tuple(plan)
 
     def hear(self, row_s: Sequence[float]) -> bool:
-        """Take the seconds of a row that each rank has measured; returns whether the plan has changed.
+        """Add each rank's measured seconds per row; returns whether the plan has changed.
 
-        nan for a rank that has measured nothing. A rank's time that does not depend on its rows makes a row look more
-        expensive where there are few; with each change the plan comes closer to equal times of the ranks.
+        nan: a rank without a measurement. The constant part of a rank's time makes its rows seem more expensive when it
+        has few; with each change the plan approaches equal times of the ranks.
         """
         known = self._row_s if self._row_s is not None else [math.nan] * len(row_s)
         self._row_s = [
@@ -96,12 +97,12 @@ class Balance:
 
 
 def part_of_batch(plan: Shares, rows: int) -> Shares:
-    """The plan of a batch, for one of `rows` rows: the last of an epoch may be smaller, and some ranks have none."""
+    """Return the plan for a batch of `rows` rows: an epoch's last batch may be smaller; some ranks then have none."""
     return plan if rows == sum(plan) else shares(plan, rows, least=0)
 
 
 class Plans:
-    """Which plan a batch has, on ranks that ask for their batches some steps before they train on them.
+    """The plan of each batch, for ranks that request their batches some steps before they train on them.
 
     A position is (number of the iteration over the data, number of the batch in it). Iterations are begun in order.
     """
@@ -110,14 +111,14 @@ class Plans:
         self._plans: list[tuple[tuple[int, int], Shares]] = [((-1, 0), first)]
 
     def change(self, position: tuple[int, int], plan: Shares) -> None:
-        """Batches have this plan from here on: from a position that no rank has asked for yet."""
+        """Use this plan for batches from a position on that no rank has requested yet."""
         self._plans.append((position, plan))
 
     def at(self, position: tuple[int, int]) -> Shares:
-        """The plan of a batch."""
+        """Return the plan of a batch."""
         return next(plan for start, plan in reversed(self._plans) if start <= position)
 
     def forget(self, position: tuple[int, int]) -> None:
-        """No batch before this one is asked for any more."""
+        """Drop plans of batches before this position, which are not requested any more."""
         while len(self._plans) > 1 and self._plans[1][0] <= position:
             del self._plans[0]

@@ -1,1 +1,1 @@
-"""What Ray's and Spark's workers need to be ranks; neither of the two is imported here."""
+"""Functions that make Ray's and Spark's workers ranks; neither of the two is imported here."""

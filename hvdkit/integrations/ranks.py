@@ -1,7 +1,7 @@
 """Ranks for processes that another system has started, such as Ray's actors and Spark's tasks.
 
-In each worker, `offer_store()`. All offers go to one place, the driver, which calls `assign_ranks()` and
-`plan_variables()`. Each worker then calls `enter_rank()` with its variables, and `call_function()`.
+Each worker calls `offer_store()`. The driver receives all offers, and calls `assign_ranks()` and `plan_variables()`.
+Each worker then calls `enter_rank()` with its variables, and `call_function()`.
 
 The ranks communicate over Gloo, and over shared memory inside a host. MPI is not used.
 """
@@ -27,8 +27,8 @@ from hvdkit.transport.division import keep_places
 from hvdkit.transport.gloo.backend import JOB_SECRET
 from hvdkit.transport.gloo.library import host_store
 
-_REMOVED = re.compile("HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)")  # of hvdrun's agent
-_LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port that nobody holds
+_REMOVED = re.compile("HVDKIT_(LAUNCHER_CHANNEL|ELASTIC_COMMAND|HOST_SLOTS)")  # set by hvdrun's agent
+_LEFT_OUT = re.compile("(KERAS_DISTRIBUTION|JAX)_.*")  # they need a port, which no process reserves
 _LARGEST_PORT = 65535
 _SETTLE_S = 30.0
 
@@ -38,11 +38,11 @@ ALIAS = "HVDKIT_ALIAS_HOROVOD"
 
 @dataclass(frozen=True)
 class Offer:
-    """A worker, as it describes itself.
+    """A worker's description of itself.
 
-    index: the driver's number for it. node: equal for workers of one host. address, port: of the store that it offers,
-    as workers on other hosts reach it. gpus: values of CUDA_VISIBLE_DEVICES for the GPUs that are its own. place: the
-    local rank that it wishes, see keep_places(); -1 for none.
+    index: the driver's number for it. node: equal for workers of one host. address, port: of its store, as workers on
+    other hosts reach it. gpus: values of CUDA_VISIBLE_DEVICES for its own GPUs. place: its preferred local rank, see
+    keep_places(); -1 for none.
     """
 
     index: int
@@ -55,9 +55,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A worker's place among the ranks. index: of the worker. gpus: of all workers of its node, its own first one at
-    position local_rank.
-    """
+    """A worker's rank. index: of the worker. gpus: of all workers of its node; its own first GPU is at local_rank."""
 
     index: int
     rank: int
@@ -76,17 +74,17 @@ class Store:
         self.port: int = self._store.port
 
     def close(self) -> None:
-        """Stop to serve it; harmless if done before."""
+        """Stop serving the store; repeated calls do nothing."""
         self._store = None
 
 
 def offer_store() -> Store:
-    """Open the store that this worker offers. Raises MissingDependencyError without torch."""
+    """Open this worker's store. Raises MissingDependencyError without torch."""
     return Store()
 
 
 def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
-    """Number the workers, node after node, so that the ranks of a node follow each other; by rank.
+    """Number the workers node by node, so that the ranks of a node are consecutive; sorted by rank.
 
     Nodes come in the order of their first worker, and workers of a node in the order of `offers`: the first worker is
     rank 0.
@@ -98,7 +96,7 @@ def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
         nodes.setdefault(offer.node, []).append(offer)
     assignments: list[Assignment] = []
     for node, local in nodes.items():
-        places = keep_places([0] * len(local), [offer.place for offer in local])  # as the ranks will
+        places = keep_places([0] * len(local), [offer.place for offer in local])  # as the ranks will do
         gpus = _order_gpus([local[places.index(place)].gpus for place in range(len(local))])
         for local_rank, offer in zip(places, local, strict=True):
             rank = len(assignments)
@@ -107,25 +105,29 @@ def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
 
 
 def _order_gpus(owned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """All GPUs of a node, the first one of each worker in front, so that local rank r uses the r-th."""
+    """Return all GPUs of a node, each worker's first GPU in front, so that local rank r uses the r-th."""
     most = max(map(len, owned))
     ordered = [gpus[at] for at in range(most) for gpus in owned if at < len(gpus)]
     return tuple(dict.fromkeys(ordered))
 
 
 def new_secret() -> str:
-    """A secret for one job, by which its ranks know each other; hex."""
+    """Make a secret for one job, by which its ranks authenticate each other; hex."""
     return secrets.token_hex(32)
 
 
 def plan_variables(
     assignments: Sequence[Assignment], address: str, port: int, secret: str, job: str
 ) -> list[dict[str, str]]:
-    """The variables of each rank, by rank, for enter_rank().
+    """Return the variables of each rank, by rank, for enter_rank().
 
-    Where `import horovod` gives hvdkit in this process it does so on the ranks.
-    address, port: of rank 0's offer. secret: see new_secret(); to be sent to the ranks only. job: a name without
-    spaces, which torch.distributed calls the run's id.
+    If `import horovod` imports hvdkit in this process, it does so on the ranks.
+
+    assignments: of all workers.
+    address: of rank 0's offer.
+    port: of rank 0's offer.
+    secret: see new_secret(); send it to the ranks only.
+    job: a name without spaces; torch.distributed's run id.
     """
     if not 0 < port <= _LARGEST_PORT or not address:
         raise LaunchError(f"Rank 0 offers its store at {address!r}, port {port}: that is no address of a store.")
@@ -136,7 +138,7 @@ def plan_variables(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": job,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: rank 0 does not open one
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists: rank 0 does not open another one
         JOB_SECRET: secret,
     }
     if "hvdkit.alias_horovod" in sys.modules:
@@ -150,10 +152,10 @@ def plan_variables(
 
 
 def enter_rank(variables: Mapping[str, str]) -> None:
-    """Make this process the rank that the variables say; hvd.init() then connects it.
+    """Make this process the rank described by the variables; hvd.init() then connects it.
 
-    Variables of other launchers, which this process has inherited, are removed. If hvdkit is initialized, for ranks
-    that were there before, it is shut down; not collective.
+    Removes variables of other launchers, which this process has inherited. If hvdkit is initialized for earlier ranks,
+    it is shut down; not collective.
     """
     _leave()
     others = {*find_launcher_variables(os.environ), *find_horovod_variables(os.environ)}
@@ -173,12 +175,15 @@ def call_function(
 ) -> FunctionOutcome:
     """Call a function on this rank. If it raises, the ranks that wait for this one raise RankLostError.
 
-    last: leave the world also if it returns, because the ranks call nothing after it. dumps: see describe_error().
+    fn: the function.
+    args, kwargs: its arguments.
+    last: leave the world even if it returns, because the ranks call nothing after it.
+    dumps: see describe_error().
     """
     try:
         value = fn(*args, **(kwargs or {}))
         if last:
-            engine.settle(_SETTLE_S)  # the other ranks need this one's part of what the GPUs have under way
+            engine.settle(_SETTLE_S)  # the other ranks need this rank's part of work that is under way on GPUs
     except BaseException as error:
         outcome = describe_error(error, dumps)
         _leave()
@@ -189,12 +194,12 @@ def call_function(
 
 
 def _leave() -> None:
-    with contextlib.suppress(HvdkitError):  # of ranks that are gone already
+    with contextlib.suppress(HvdkitError):  # from ranks that are already gone
         engine.shutdown(idle=False)
 
 
 def check_call(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the function that each rank is to call. Raises LaunchError for what cannot be called so."""
+    """Check and return the arguments of the function that each rank calls. Raises LaunchError for an invalid call."""
     if not callable(fn):
         raise LaunchError(f"The function to run is {fn!r}, which cannot be called.")
     if args is not None and (isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable)):

@@ -64,7 +64,7 @@ def evaluate(model: keras.Model, *args: Any, **kwargs: Any) -> dict[str, float]:
 
 
 class _Put:
-    """In here the variables hold other numbers."""
+    """Context in which variables have other values."""
 
     def __init__(self, variables: list[Any], numbers: Any) -> None:
         self._variables, self._numbers = variables, numbers
@@ -82,7 +82,7 @@ class _Put:
 
 
 def _leaves(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The model's metrics, those of compile() one by one."""
+    """Return the model's metrics, those of compile() singly."""
     found: list[keras.metrics.Metric] = []
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)
@@ -91,13 +91,13 @@ def _leaves(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def _adds_up(metric: keras.metrics.Metric) -> bool:
-    """Is its state a sum over samples? So it is with all of Keras's own."""
+    """Return whether the metric's state is a sum over samples, as with all of Keras's own metrics."""
     own = type(metric).__module__.partition(".")[0] == "keras"
     return own or isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
 
 
 def count_samples(model: keras.Model) -> float:
-    """The samples of this rank since the metrics were reset, after sync_state(); 1 for a model without a loss."""
+    """Return this rank's number of samples since the metrics were reset, after sync_state(); 1 without a loss."""
     tracker = getattr(model, "_loss_tracker", None)
     return float(tracker.count.numpy()) if tracker is not None else 1.0
 

@@ -1,4 +1,4 @@
-"""What differs between the backends of Keras: how gradients are reduced inside a training step."""
+"""StrategyDriver, the interface to a backend of Keras: reduction of gradients inside a training step."""
 
 from __future__ import annotations
 
@@ -16,56 +16,58 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class StrategyDriver(Protocol):
-    """Calls the strategy of one optimizer from its training steps, compiled or not; one implementation a backend.
+    """Calls the strategy of one optimizer from its training steps, compiled or not; one implementation per backend.
 
-    Gradients and variables come as two lists of one length, in the same order on all ranks. What is returned takes the
-    gradients' place; None stays None unless another rank has the gradient.
+    Gradients and variables are two lists of one length, in the same order on all ranks. The results replace the
+    gradients; None stays None unless another rank has the gradient.
     """
 
     def __init__(self, settings: Settings) -> None: ...
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """These will be trained, one backward pass a step: what can be reduced during backward may be."""
+        """Prepare to train these variables with one backward pass a step, so that reductions can overlap backward."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce gradients; collective, inside of a compiled step as well as outside."""
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """Reduce accumulated gradients. due: whether this is the last pass of a window, for backends whose optimizer
-        goes through here in every pass."""
+        """Reduce accumulated gradients.
+
+        due: returns whether this is the last pass of a window, for backends whose optimizer calls this in every pass.
+        """
 
     def attach(self, variables: Sequence[Any]) -> None:
-        """Attach the strategy to these, if no step has attached it; collective then."""
+        """Attach the strategy to these variables, unless a step has done so; collective then."""
 
     def after_step(self, due: Any) -> None:
-        """The optimizer has stepped on the gradients that were reduced last; collective where the strategy is.
+        """Run the strategy after a step on the last reduced gradients; collective if the strategy is.
 
-        due: has it? A bool of the backend, the same on all ranks: it has not in the middle of a window.
+        due: whether the optimizer has stepped, a bool of the backend, equal on all ranks; False inside a window.
         """
 
     def change_values(self, change: Callable[[], None]) -> None:
-        """Have the strategy change the variables between two steps, by `change`; collective if that is.
+        """Let the strategy change the variables between two steps, by `change`; collective if `change` is.
 
         Does nothing before the first step.
         """
 
     def set_gradient_hook(self, hook: GradientHook) -> None:
-        """Have one object, and no other any more, take part in each step from now on.
+        """Set the object that takes part in each step from now on, in place of an earlier one.
 
-        Raises ValueError, or the step does, for gradients that it cannot weight.
+        Raises ValueError, now or in a step, for gradients that it cannot weight.
         """
 
     def agree(self, flag: Any) -> Any:
-        """Is a scalar bool true on all ranks? Collective."""
+        """Return whether a scalar bool is true on all ranks; collective."""
 
     def enter(self) -> None:
-        """Take up the work among the ranks that there are now: after close() and another init(). Not collective.
+        """Continue among the present ranks, after close() and another init(); not collective.
 
-        Steps that were compiled before are to go on with them.
+        Already compiled steps must then use these ranks.
         """
 
     def close(self) -> None:
-        """Free what the strategy has allocated; collective."""
+        """Free the memory that the strategy has allocated; collective."""
 
 
 _DRIVERS = {
@@ -76,7 +78,7 @@ _DRIVERS = {
 
 
 def open_driver(settings: Settings) -> StrategyDriver:
-    """The driver for the backend that Keras runs on. ConfigError for one that hvdkit has none for."""
+    """Open the driver for Keras's backend. Raises ConfigError for an unsupported backend."""
     name = keras.backend.backend()
     if name not in _DRIVERS:
         raise ConfigError(
@@ -89,7 +91,7 @@ def open_driver(settings: Settings) -> StrategyDriver:
 
 
 def uncompiled(function: Function) -> Function:
-    """The function, for a compiled step of PyTorch to call as it is; on other backends it is part of the step."""
+    """Return the function so that a compiled step of PyTorch calls it untraced; other backends trace it."""
     if keras.backend.backend() != "torch":
         return function
     left_alone: Function = importlib.import_module("hvdkit.torch.uncompiled").uncompiled(function)
@@ -97,7 +99,7 @@ def uncompiled(function: Function) -> Function:
 
 
 def uncompiled_later(function: Function) -> Function:
-    """As uncompiled(), without loading PyTorch's compiler; for what a script may call before it compiles anything."""
+    """As uncompiled(), without loading PyTorch's compiler; for functions that a script may call before compiling."""
     if keras.backend.backend() != "torch":
         return function
     left_alone: Function = importlib.import_module("hvdkit.torch.collective").uncompiled_later(function)
@@ -105,9 +107,9 @@ def uncompiled_later(function: Function) -> Function:
 
 
 def view_of(variable: Any) -> Any:
-    """A variable's numbers as an array of numpy; in host memory they are its own, and not to be written to.
+    """Return a variable's values as a numpy array; in host memory they are not copied, and must not be written.
 
-    To be let go of before the variable changes.
+    Drop the array before the variable changes.
     """
     if keras.backend.backend() == "torch" and variable.dtype != "bfloat16":
         return variable.value.detach().cpu().numpy()
@@ -117,10 +119,11 @@ def view_of(variable: Any) -> Any:
 
 
 def settle() -> None:
-    """Wait until the steps that have been started are done: on JAX they run on while the script goes on, and their
-    collectives must not come among those of the main thread.
+    """Wait until all started steps are done.
 
-    Raises RankLostError or TransportError where NCCL could not reduce their gradients: numbers are of no use then.
+    On JAX they run asynchronously, and their collectives must not interleave with those of the main thread.
+
+    Raises RankLostError or TransportError if NCCL could not reduce gradients; the variables are then invalid.
     """
     if keras.backend.backend() == "jax":
         import jax

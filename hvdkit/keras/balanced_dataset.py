@@ -1,4 +1,4 @@
-"""Batches for ranks of unequal speed: a rank gets rows by its measured speed, and its gradients weigh by its rows."""
+"""Batches for ranks of unequal speed: faster ranks get more rows, and gradients are weighted by rows."""
 
 from __future__ import annotations
 
@@ -24,30 +24,34 @@ _WHO = "BalancedDataset"
 
 
 class BalancedDataset(keras.utils.PyDataset):
-    """Batches of a fixed size of all ranks together, of which a faster rank gets more rows.
+    """Batches whose size over all ranks is fixed; faster ranks get more rows of them.
 
         data = hvd.BalancedDataset((x, y), 96, optimizer)
         model.compile(optimizer, "mse")
         model.fit(data, epochs=10)
 
-    The time that each rank computes for a row is measured, without its waits for other ranks. Every `every` steps the
-    ranks exchange it, and change how batches are divided if a step is then predicted to be at least 5 % shorter.
-    Gradients are multiplied by the rank's part of the batch times the number of ranks, before they are averaged. So if
+    Each rank measures its computing time per row, without waits for other ranks. Every `every` steps the ranks exchange
+    these times, and change the division of batches if that is predicted to shorten a step by at least 5 %.
+    Gradients are multiplied by the rank's share of the batch times the number of ranks before they are averaged. So if
     the loss is a mean over the rank's rows, the average over ranks is the gradient of one process with the whole batch.
-    The batches depend neither on speeds nor on the number of ranks, and are shuffled anew in each epoch, whatever
-    fit(shuffle=...) says.
+    The batches depend neither on speeds nor on the number of ranks, and are shuffled anew in each epoch, regardless of
+    fit(shuffle=...).
 
     data: x, (x, y) or (x, y, sample_weight), each an array of numpy or of the backend, shape (n, ...), or a structure
-    of such arrays. batch_size: rows of all ranks together, at least one a rank.
-    optimizer: what DistributedOptimizer() returned, with op=Average, without strategy, shard, gradient accumulation and
-    local layers; one apply() a batch. It has one BalancedDataset, the newest.
-    shuffle, seed: of the order; the same on all ranks. drop_last: leave out a last batch that is smaller. Otherwise
-    ranks without a row of it get one, whose gradient weighs 0.
-    speeds: of the ranks, relative to each other, where they are known before the first measurement.
-    grain: each rank gets a multiple of so many rows, and the fastest the rest; None: a 32nd of the batch on JAX, which
-    compiles a program for each number of rows, and 1 elsewhere.
-    Raises TypeError or ValueError for arguments that cannot be used. A step raises HorovodInternalError if the ranks
-    passed different ones.
+    of such arrays.
+    batch_size: rows of all ranks together, at least one per rank.
+    optimizer: the result of DistributedOptimizer() with op=Average, without strategy, shard, gradient accumulation and
+    local layers; one apply() per batch. It uses one BalancedDataset, the newest.
+    shuffle: whether to shuffle the rows.
+    seed: of the order, the same on all ranks.
+    drop_last: leave out a smaller last batch. Otherwise a rank without rows of it gets one row, with weight 0.
+    every: steps between two exchanges.
+    speeds: of the ranks, relative to each other, if they are known before the first measurement.
+    grain: each rank gets a multiple of this number of rows, and the fastest the rest; None: a 32nd of the batch on JAX,
+    which compiles a program for each number of rows, and 1 on other backends.
+
+    Raises TypeError or ValueError for invalid arguments. A step raises HorovodInternalError if the arguments differ
+    between ranks.
     """
 
     def __init__(
@@ -72,20 +76,20 @@ class BalancedDataset(keras.utils.PyDataset):
                 f"{_WHO}(): the data has {self._rows} rows, which is no batch of {batch_size}. Pass more rows, a "
                 f"smaller batch_size, or drop_last=False."
             )
-        #: Of the next iteration over the data.
+        #: Epoch of the next iteration over the data.
         self.epoch = 0
-        #: TensorFlow asks for batches in a thread of its own.
+        #: TensorFlow requests batches in a thread of its own.
         self._lock = threading.RLock()
-        self._fresh = True  # does the next batch asked for begin an iteration?
-        self._training = False  # is an iteration under way, between on_epoch_begin() and on_epoch_end()?
+        self._fresh = True  # whether the next requested batch begins an iteration
+        self._training = False  # whether an iteration is under way, between on_epoch_begin() and on_epoch_end()
         self._order: Indices | None = None  # rows of the iteration
-        self._begun = self._steps = 0  # steps of the optimizer: when the iteration began, and now
-        self._given = self._trained = 0  # batches of the iteration: asked for, and trained on
-        self._parts: dict[int, tuple[int, int]] = {}  # by step, rows of a batch: of this rank, of all
-        #: Of one process, which has no reductions to count: the optimizer, and its steps when the iteration began.
+        self._begun = self._steps = 0  # steps of the optimizer: at the iteration's beginning, and now
+        self._given = self._trained = 0  # batches of the iteration: requested, and trained on
+        self._parts: dict[int, tuple[int, int]] = {}  # step -> rows of its batch: this rank's, all
+        #: For one process, which has no reductions to count: the optimizer, and its steps at the iteration's beginning.
         self._optimizer, self._applied = weakref.ref(optimizer), 0
-        self._looped = False  # has a loop of the script's own asked for all batches of the iteration?
-        self._before = 0, 0  # when the iteration began: steps, and reductions of all optimizers of these ranks
+        self._looped = False  # whether a loop of the script's own has requested all batches of the iteration
+        self._before = 0, 0  # at the iteration's beginning: steps, and reductions of all optimizers of these ranks
         sync = _sync_of(optimizer)
         self._sync = weakref.ref(sync) if sync.process_set.included() else None
         transport = self._transport()
@@ -109,18 +113,18 @@ class BalancedDataset(keras.utils.PyDataset):
 
     @property
     def plan(self) -> Shares:
-        """Rows of each rank in the batches that are planned next."""
+        """Rows of each rank in the batches that are divided next."""
         return self._shares.plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with the order of this epoch, on all ranks, as after fit(initial_epoch=epoch)."""
+        """Continue with the order of this epoch, on all ranks, as after fit(initial_epoch=epoch)."""
         with self._lock:
             self.epoch, self._given, self._trained = epoch, 0, 0
             self._order = None
 
     @property
     def workers(self) -> int:
-        """Keras's own: 1, as batches are divided by the speeds that are known when the step before them has ended."""
+        """Keras's attribute: 1, because a batch is divided by the speeds known at the end of the step before it."""
         return 1
 
     @workers.setter
@@ -130,7 +134,7 @@ class BalancedDataset(keras.utils.PyDataset):
 
     @property
     def use_multiprocessing(self) -> bool:
-        """Keras's own: False, as batches are made one at a time."""
+        """Keras's attribute: False, because batches are made one at a time."""
         return False
 
     @use_multiprocessing.setter
@@ -143,7 +147,7 @@ class BalancedDataset(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int:
-        """As len(). Keras asks for it before each iteration."""
+        """Return len(); Keras calls this before each iteration."""
         self._fresh = True
         return len(self)
 
@@ -157,20 +161,20 @@ class BalancedDataset(keras.utils.PyDataset):
             self.on_epoch_end()
 
     def on_epoch_begin(self) -> None:
-        """Keras's own."""
+        """Called by Keras at the beginning of an iteration."""
         with self._lock:
             self._count_applied()
             self._training, self._before = True, (self._steps, self._count_reductions())
 
     def _count_reductions(self) -> int:
-        """How often optimizers of these ranks have reduced gradients; 0 in one process, which has none to weight."""
+        """Count the reductions of these ranks' optimizers; 0 in one process, which has none to weight."""
         sync = None if self._sync is None else self._sync()
         return 0 if sync is None else sync.group.engine.joining.rounds.total()
 
     def _count_applied(self) -> None:
-        """See whether the optimizer of one process has taken steps since the iteration before began.
+        """Detect whether the optimizer of one process has stepped since the beginning of the previous iteration.
 
-        Here and not later: while an epoch is under way Keras on JAX keeps the optimizer's variables elsewhere.
+        It is called here and not later: during an epoch, Keras on JAX keeps the optimizer's variables elsewhere.
         """
         optimizer = self._optimizer()
         if self._shares.size == 1 and optimizer is not None:
@@ -181,7 +185,7 @@ class BalancedDataset(keras.utils.PyDataset):
             self._applied = applied
 
     def on_epoch_end(self) -> None:
-        """Keras's own. Raises ValueError where another optimizer has trained on the batches."""
+        """Called by Keras at an iteration's end. Raises ValueError if another optimizer has trained on the batches."""
         settle()
         began, self._training = self._training, False  # Keras also calls this before an iteration
         steps, reductions = self._before
@@ -193,7 +197,7 @@ class BalancedDataset(keras.utils.PyDataset):
             )
 
     def __getitem__(self, index: int) -> Any:
-        """This rank's part of the next batch. index: ignored, as fit() shuffles it by random numbers of each rank."""
+        """Return this rank's rows of the next batch. index: ignored, as fit() shuffles it differently on each rank."""
         if self._fresh or self._order is None:
             settle()
         with self._lock:
@@ -210,18 +214,18 @@ class BalancedDataset(keras.utils.PyDataset):
         return take_rows(self._data, rows[first : first + count] if count else rows[:1])
 
     def _begin(self) -> None:
-        """Begin an iteration; no step is under way."""
+        """Begin an iteration, while no step is under way."""
         transport = self._transport()
         if self._sync is not None and self._hooked_sync().gradient_hook is not self:
             raise ValueError(
                 f"{_WHO}: a newer {_WHO} was created for the same optimizer, so the gradients of this one's batches "
                 f"would not be weighted. Use one for each optimizer."
             )
-        if not self._training:  # TensorFlow may ask for the first batch before on_epoch_begin()
+        if not self._training:  # TensorFlow may request the first batch before on_epoch_begin()
             self._count_applied()
         if self._trained:
             self.epoch += 1
-        if not self._shares.belongs_to(transport):  # ranks may be others, even if there are as many
+        if not self._shares.belongs_to(transport):  # ranks may have changed although their number has not
             self._shares.enter(transport)
             self._steps = 0
         self._fresh, self._given, self._trained, self._begun = False, 0, 0, self._steps
@@ -247,7 +251,7 @@ class BalancedDataset(keras.utils.PyDataset):
         """See GradientHook.reduced."""
         with self._lock:
             rows, _ = self._parts.pop(self._steps, (0, 0)) if self._training else (0, 0)
-            measured = rows if self._trained else 0  # the first step has also the time since the last iteration
+            measured = rows if self._trained else 0  # the first step also includes the time since the last iteration
             self._trained += self._training
             self._steps += 1
             options = {
@@ -265,7 +269,7 @@ class BalancedDataset(keras.utils.PyDataset):
 
 
 def _sync_of(optimizer: Any) -> GradientSync:
-    """The optimizer's GradientSync. Raises TypeError or ValueError for an optimizer that takes no GradientHook."""
+    """Return the optimizer's GradientSync. Raises TypeError or ValueError for one that takes no GradientHook."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner, Distributed):
         raise TypeError(

@@ -16,11 +16,11 @@ RECORDER.when_on(watch_fit)
 
 
 def _no_arithmetic() -> None:
-    """numpy's: JAX's own would run from within a callback of a JAX program, which may wait for ever."""
+    """Keep numpy's arithmetic: JAX's, called in a callback of a JAX program, might deadlock."""
 
 
 def _backend(name: str) -> Framework:
-    """What the adapter of Keras's backend says of it."""
+    """Return the adapter's description of Keras's backend."""
     if name == "torch":
         from hvdkit.torch.basics import FRAMEWORK
 

@@ -34,9 +34,11 @@ class Checkpoints(TrainingCheckpoints):
     with exit code 75. In your own training loop, call load(), step(), save() and close().
 
     directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
-    model: built; the state of its optimizer is saved with it. every_s: seconds between checkpoints.
-    keep: number of checkpoints to keep, the newest ones.
+    model: built; the state of its optimizer is saved with it.
+    every_s: seconds between checkpoints.
+    keep: number of the newest checkpoints to keep.
     values: numbers and strings, which are then in `values`; the name "epoch" is used by the callback.
+
     Raises TypeError for one whose name is a misspelt option, such as every=60.
     """
 
@@ -62,22 +64,22 @@ class Checkpoints(TrainingCheckpoints):
 
 
 class _Callback(keras.callbacks.Callback):
-    """Saves between batches what has to be saved. An epoch that is cut short begins anew, from the weights reached."""
+    """Saves due checkpoints between batches. An interrupted epoch restarts, with the weights reached so far."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         super().__init__()
         self._checkpoints = checkpoints
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End here if the job has to."""
+        """Save if a checkpoint is due, and end the training if the job must end."""
         self._checkpoints.step()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch."""
+        """Count the finished epoch."""
         self._checkpoints.values[_EPOCH] = epoch + 1
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save what has come of it, and return when that is on the disk."""
+        """Save the final state, and return when it is on disk."""
         self._checkpoints.save()
         self._checkpoints.close()
 
@@ -103,7 +105,7 @@ def load(directory: str | os.PathLike[str], *, model: keras.Model, **values: Any
 
 
 def open_store(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> Store:
-    """A store of a "model", other models, optimizers, numbers and texts, under names."""
+    """Open a store of named objects: a "model", other models, optimizers, numbers and strings."""
     model: keras.Model = things["model"]
     with_variables = {
         name: thing for name, thing in things.items() if isinstance(thing, keras.Model | keras.optimizers.Optimizer)
@@ -117,9 +119,9 @@ def open_store(directory: str | os.PathLike[str], things: Mapping[str, Any]) -> 
 
 
 class KerasKept:
-    """A model, with its optimizer; see Checkpointable. Its file is what model.save_weights() writes, which holds both.
+    """A model, with its optimizer; see Checkpointable. Its file is that of model.save_weights(), which contains both.
 
-    others: more variables, under names; they go into a second file.
+    others: more variables, by name, for a second file.
     """
 
     framework = f"keras {keras.__version__} on {keras.backend.backend()}"
@@ -128,18 +130,18 @@ class KerasKept:
         self._model = model
         self._others = CheckpointableArrays(self.framework, others) if others else None
         if model.built and find_sharded(getattr(model, "optimizer", None)) is not None:
-            self._build_optimizer()  # by all ranks together, while read() is of rank 0
+            self._build_optimizer()  # on all ranks together, as only rank 0 calls read()
         self.files: Sequence[str] = (_FILE, *(self._others.files if self._others else ()))
 
     def collect(self) -> None:
-        """See Checkpointable.collect; every rank has all of it, but for an optimizer's state that is divided."""
+        """See Checkpointable.collect. Every rank has the whole state, except a divided optimizer's."""
         sharded = find_sharded(getattr(self._model, "optimizer", None))
         if sharded is not None:
             sync_state(self._model)
             sharded._hvdkit_gather(keep=engine.runtime("save()").world.rank == 0)
 
     def copy(self, folder: Path, *, during_epoch: bool) -> Callable[[], None]:
-        """See Checkpointable.copy. Keras writes from the model itself: the copy is the file."""
+        """See Checkpointable.copy. Keras writes from the model itself, so the copy is the file."""
         sync_state(self._model)
         self._model.save_weights(folder / _FILE)
         sharded = find_sharded(getattr(self._model, "optimizer", None))
@@ -148,7 +150,7 @@ class KerasKept:
         return self._others.copy(folder, during_epoch=during_epoch) if self._others else lambda: None
 
     def read(self, folder: Path) -> None:
-        """See Checkpointable.read. ValueError for a model that has not been built."""
+        """See Checkpointable.read. Raises ValueError for a model that has not been built."""
         if not self._model.built:
             raise ValueError("the model has no weights yet. Start it with keras.Input, or call model.build() first")
         self._build_optimizer()
@@ -173,10 +175,10 @@ class KerasKept:
         return {**digests, **(self._others.digests() if self._others else {})}
 
     def record(self, samples: int | None) -> None:
-        """See Checkpointable.record; there is no sampler."""
+        """See Checkpointable.record. Does nothing: Keras has no sampler."""
 
     def read_random(self) -> dict[str, Any]:
-        """See Checkpointable.read_random: the seeds of dropout and the like, which are variables of the model."""
+        """See Checkpointable.read_random. Returns the seeds (as of dropout), which are variables of the model."""
         sync_state(self._model)
         return {"seeds": [keras.ops.convert_to_numpy(one).tolist() for one in self._seeds()]}
 

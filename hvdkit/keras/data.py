@@ -1,4 +1,4 @@
-"""This rank's part of a dataset: arrays, keras.utils.PyDataset and tf.data."""
+"""shard(): this rank's elements of a dataset, for arrays, keras.utils.PyDataset and tf.data."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ def shard(
     rank: int | None = None,
     size: int | None = None,
 ) -> Any:
-    """Return the part of a dataset that this rank trains on or evaluates.
+    """Return the elements of a dataset that this rank trains on or evaluates.
 
     data: an array of numpy or of the backend, shape (n, ...); a tuple, list or dict of such arrays with the same n; a
     PyDataset; or a tf.data.Dataset, whose elements are distributed as they are (batches if it is batched, else
     samples). The result has the same type.
-    evaluation: False: every rank gets the same number of elements, so that all ranks take the same number of steps, and
+    evaluation: False: every rank gets the same number of elements, so that all ranks make the same number of steps, and
     elements are dealt out in turn, so that the batches of all ranks together are those of one process. True: every
     element is on exactly one rank, and the numbers of elements may differ by one; use hvd.evaluate() or
-    MetricAverageCallback, which weight by samples. predict() needs True, if each row is to be predicted once.
+    MetricAverageCallback, which weight by samples. predict() needs True to predict each row once.
     uneven: in training, if the number of elements is not a multiple of the number of ranks, "pad" repeats a few
-    elements and "drop" leaves a few out. fit(validation_data=...), evaluate() and hvd.evaluate() leave out what "pad"
-    has repeated, if they are given what this function returned, and not something made from it.
-    rank, size: this rank and the number of ranks; None: those of the job.
+    elements and "drop" leaves a few out. fit(validation_data=...), evaluate() and hvd.evaluate() leave out repeated
+    elements, if their argument is the result of this function, and not something made from it.
+    rank: this rank; None: that of the job.
+    size: number of ranks; None: that of the job.
+
 
     Raises NotInitializedError before init() if rank or size is None, TypeError for another type of data, ValueError for
     another `uneven`, arrays of different lengths or a tf.data.Dataset of unknown length.
@@ -60,14 +62,15 @@ def shard(
 
 
 def _repeats(length: int, evaluation: bool, uneven: Uneven, rank: int, size: int) -> bool:
-    """Is the last element of the part one that another rank has too?"""
+    """Return whether this rank's last element repeats one of another rank."""
     return not evaluation and uneven == "pad" and 0 < length % size <= rank
 
 
 def count_rows(data: Any, who: str, takes: str) -> int:
-    """The length of all arrays of a structure.
+    """Return the common length of all arrays of a structure.
 
-    Raises TypeError for what is no array, ValueError for different lengths, naming the call and what it takes.
+    Raises TypeError for an object that is not an array, ValueError for different lengths; messages name `who` and
+    `takes`.
     """
     arrays = keras.tree.flatten(data)
     lengths = {len(array) for array in arrays if hasattr(array, "shape")}
@@ -82,7 +85,7 @@ def count_rows(data: Any, who: str, takes: str) -> int:
 
 
 def take_rows(data: Any, rows: Indices) -> Any:
-    """These rows of all arrays of a structure."""
+    """Return these rows of all arrays of a structure."""
     return keras.tree.map_structure(lambda array: _rows(array, rows), data)
 
 
@@ -99,7 +102,7 @@ def _rows(array: Any, rows: Indices) -> Any:
 
 def _shard_tf(data: Any, evaluation: bool, uneven: Uneven, rank: int, size: int) -> Any:
     count = int(data.cardinality())
-    if evaluation or count == -1:  # infinite: nobody ends first
+    if evaluation or count == -1:  # infinite: no rank ends first
         return data.shard(size, rank)
     if count < 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a wrapped optimizer has beside its own class: mixed in before it, where Keras calls it."""
+"""Mixins that wrapped optimizers get: Keras calls their methods before those of the optimizer's own class."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from hvdkit.keras.sync import GradientSync
 
 
 class Distributed:
-    """Mixed in before the class of an optimizer that updates variables.
+    """Mixin of distributed optimizers; its methods precede those of the class that updates variables.
 
-    Gradients are reduced as the first thing in `apply`, so that all that follows (unscaling, clipping, weight decay,
-    the update, averages of weights) does on every rank what it would do in one process. With gradient accumulation
-    that would be once a pass; there they are reduced once a window, when the optimizer is about to clip and use them.
+    `apply` begins with the reduction of gradients, so that all later operations (unscaling, clipping, weight decay,
+    the update, averages of weights) have the same effect on every rank as in one process. With gradient accumulation
+    `apply` runs in each pass; then gradients are reduced once per window, just before the optimizer clips them.
     """
 
     def build(self, variables: Any) -> None:
-        """The optimizer's own."""
+        """Build the optimizer, and prepare the reduction of gradients."""
         super().build(variables)  # type: ignore[misc]
         if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
             sync_of(self).prepare(list(variables))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """The optimizer's own, on gradients of all ranks."""
+        """Apply the reduced gradients of all ranks."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             build_if_needed(self, trainable_variables)
         sync, passes = sync_of(self), self.gradient_accumulation_steps  # type: ignore[attr-defined]
         if not passes:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
-            if len(grads := list(grads)) == len(variables):  # else the optimizer's own message says it better
+            if len(grads := list(grads)) == len(variables):  # else the optimizer's own error message is clearer
                 grads = sync.reduce(grads, variables)
         result = super().apply(grads, trainable_variables)  # type: ignore[misc]
-        # Keras counts a step as its last deed.
+        # Keras increments the step count last.
         sync.after_step(self._iterations % passes == 0 if passes else True)  # type: ignore[attr-defined]
         return result
 
@@ -51,19 +51,19 @@ class Distributed:
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of this variable on this rank; see PartialDistributedOptimizer."""
+        """Exclude this variable's gradient from the reduction; see PartialDistributedOptimizer."""
         sync_of(self).add_local(var)
 
     def _hvdkit_loss_scale(self) -> type:
-        """What is mixed in before a LossScaleOptimizer around this optimizer."""
+        """Return the mixin for a LossScaleOptimizer around this optimizer."""
         return DistributedLossScale
 
 
 class DistributedLossScale:
-    """Mixed in before LossScaleOptimizer, around a distributed optimizer: all ranks skip the same steps."""
+    """Mixin of a LossScaleOptimizer around a distributed optimizer: all ranks skip the same steps."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """The optimizer's own, on scaled gradients of all ranks: infinite on one rank, they are so on all."""
+        """Apply scaled, reduced gradients: if they are infinite on one rank, they are so on all."""
         inner, sync = self.inner_optimizer, sync_of(self)  # type: ignore[attr-defined]
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -77,7 +77,7 @@ class DistributedLossScale:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """The optimizer's own, as `apply`."""
+        """Apply reduced gradients without state, as `apply` does."""
         inner, sync = self.inner_optimizer, sync_of(self)  # type: ignore[attr-defined]
         if inner.gradient_accumulation_steps:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
@@ -89,14 +89,14 @@ class DistributedLossScale:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
     def check_finite(self, grads: Any) -> Any:
-        """Are the gradients finite on all ranks?"""
+        """Return whether the gradients are finite on all ranks."""
         return sync_of(self).agree(super().check_finite(grads))  # type: ignore[misc]
 
 
 def watch_loss_scale() -> None:
-    """Have every LossScaleOptimizer that is made around a distributed optimizer ask the other ranks.
+    """Make every later LossScaleOptimizer around a distributed optimizer agree with the other ranks.
 
-    compile() makes one by itself for a model of mixed_float16. It decides whether a step is skipped.
+    compile() makes one for a mixed_float16 model. It decides whether a step is skipped.
     """
     kind = keras.optimizers.LossScaleOptimizer
     own = kind.__init__
@@ -112,10 +112,11 @@ def watch_loss_scale() -> None:
 
 
 def build_if_needed(optimizer: Any, variables: list[Any]) -> None:
-    """Build an optimizer as its own apply() would, before it asks for gradients of other ranks.
+    """Build an optimizer as its own apply() would, before it reduces gradients.
 
-    What is built on PyTorch is reduced during backward, else when it is applied: those are two plans, and ranks that
-    have come to different ones wait for each other. A rank that has come later is not built when the others are.
+    On PyTorch a built optimizer reduces gradients during backward, another one in apply(): these are two plans, and
+    ranks with different plans would wait for each other. A newly joined rank's optimizer is not built while those of
+    others are.
     """
     if variables and not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -124,7 +125,7 @@ def build_if_needed(optimizer: Any, variables: list[Any]) -> None:
 
 
 def sync_of(optimizer: Any) -> GradientSync:
-    """What mix_in gave the optimizer."""
+    """Return the GradientSync that mix_in gave the optimizer."""
     sync: GradientSync = optimizer.__dict__["_hvdkit"]
     return sync
 
@@ -132,13 +133,13 @@ def sync_of(optimizer: Any) -> GradientSync:
 def mix_in(optimizer: Any, mixin: type, sync: GradientSync) -> None:
     """Change an optimizer, in place, to a subclass of its own class and `mixin`.
 
-    It goes on saying that it is of its own class: Keras saves what `optimizer.__class__` is, so the file holds the same
-    as without hvdkit and is loaded without it.
+    `optimizer.__class__` remains its own class: Keras saves that, so the file has the same content as without hvdkit
+    and can be loaded without it.
     """
     own = type(optimizer)
     attributes = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
     calls = {name: uncompiled(getattr(mixin, name)) for name in ("apply", "scale_loss") if hasattr(mixin, name)}
     mixed = type(own.__name__, (mixin, own), {**attributes, **calls, "__class__": property(lambda self: own)})
-    # Past Keras, and past TensorFlow, which keep account of what is assigned to an optimizer.
+    # Bypasses Keras and TensorFlow, which track assignments to an optimizer.
     object.__setattr__(optimizer, "__class__", mixed)
     optimizer.__dict__["_hvdkit"] = sync

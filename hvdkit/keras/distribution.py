@@ -1,4 +1,4 @@
-"""Keras' own distribution, `keras.distribution`, among the ranks of a job: Keras 3 on JAX."""
+"""Keras's own distribution, `keras.distribution`, among the ranks of a job: Keras 3 on JAX."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN = 20
 
 
 def initialize() -> None:
-    """Start Keras' distribution: afterwards `keras.distribution` sees the devices of all ranks. Collective.
+    """Start Keras's distribution, so that `keras.distribution` sees the devices of all ranks; collective.
 
-    Calls hvd.init() if nobody has, and `keras.distribution.initialize` with rank 0's address, the number of ranks and
+    Calls hvd.init() if necessary, and `keras.distribution.initialize` with rank 0's address, the number of ranks and
     this rank. The address is that of KERAS_DISTRIBUTION_JOB_ADDRESSES, which hvdrun sets; else the ranks agree on one.
-    Call it before anything computes with JAX. With one rank there is nothing to start.
-    Raises ConfigError, on all ranks, for another backend than JAX, a JAX that is at work already, an elastic job, and
-    a proxy that would stand between the ranks; TransportError if no address of rank 0 is reached from all hosts.
+    Call it before any computation with JAX. With one rank it starts nothing.
+    Raises ConfigError, on all ranks, for another backend than JAX, an initialized JAX, an elastic job, and a proxy
+    between the ranks; TransportError if no address of rank 0 is reachable from all hosts.
     """
     backend = keras.backend.backend()
     if backend != "jax":
@@ -47,7 +47,7 @@ def initialize() -> None:
     _refuse_a_jax_at_work()
     if world.size == 1:
         return
-    # Of a part of the job hvdrun knows nothing: its address is that of the whole job's rank 0.
+    # hvdrun's address is that of the whole job's rank 0; it does not know worlds that are a part of the job.
     address = environ.get(_ADDRESSES, "") if not world.job_ranks else ""
     address = address or agree_on_address(world.rank, environ)
     proxies = allgather_object(find_proxy(environ, address.partition(",")[0]))
@@ -64,9 +64,9 @@ def initialize() -> None:
 def check_layout(model: Any) -> None:
     """Check that each name in the LayoutMap of the current ModelParallel matches a variable of the model.
 
-    model: built. Keras takes a name as a regular expression for the whole path of a variable, and leaves one that
-    matches nothing without a word: every rank would then hold all of that variable.
-    Raises ConfigError for such names, with the paths that there are, and if the current distribution has no LayoutMap.
+    model: built. Keras treats a name as a regular expression for the whole path of a variable, and silently ignores a
+    name without a match: every rank would then hold all of that variable.
+    Raises ConfigError for such names, with the existing paths, and if the current distribution has no LayoutMap.
     """
     current = keras.distribution.distribution()
     if not isinstance(current, keras.distribution.ModelParallel):
@@ -86,8 +86,8 @@ def check_layout(model: Any) -> None:
 
 
 def _refuse_a_jax_at_work() -> None:
-    """Raise ConfigError on all ranks if one has used JAX: else the others would wait for it for minutes. Collective."""
-    # JAX says so by itself, but only on the rank that has, and has no public function for it.
+    """Raise ConfigError on all ranks if one has used JAX: the others would wait minutes for it. Collective."""
+    # JAX raises an error only on the rank that has used it, and has no public function to query it.
     at_work = importlib.import_module("jax._src.xla_bridge").backends_are_initialized()
     ranks = [rank for rank, used in enumerate(allgather_object(at_work)) if used]
     if ranks:

@@ -1,7 +1,7 @@
-"""Training that can be taken up again: `hvd.elastic.KerasState`, callbacks that keep it, and `hvd.elastic.run`.
+"""Elastic training: `hvd.elastic.KerasState`, callbacks that update it, and `hvd.elastic.run`.
 
-Worlds shrink and grow under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`. In
-others they do what Horovod's do there.
+Worlds shrink and grow under `hvdrun --elastic`, and under `horovodrun --min-np` with Horovod's core as engine. In other
+worlds the calls do the same as Horovod's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class KerasState(ObjectState):
     Each argument is an attribute: `state.model`, `state.epoch += 1`. `commit` saves all of them in memory, `restore`
     returns to the last commit, `sync` broadcasts those of rank 0 and commits them. For models and optimizers only their
     variables are saved and sent; other values are copied and pickled as a whole. Metrics and the seeds of dropout are
-    not saved. Of an optimizer with shard=... save() and commit() are collective, and each rank keeps the whole state in
-    host memory; sync() divides it among the ranks that there are now.
+    not saved. For an optimizer with shard=... save() and commit() are collective, and each rank keeps the whole state
+    in host memory; sync() divides it among the present ranks.
 
     optimizer: None: that of the model. KerasState() builds it if necessary. Raises ValueError for a model that has no
     weights yet.
@@ -64,8 +64,8 @@ class KerasState(ObjectState):
     def sync(self) -> None:
         """See State.sync.
 
-        A new rank traces its step when it first calls fit(), even with no data; on TensorFlow that is collective. So
-        the other ranks trace theirs again. Not to be called within fit().
+        A new rank traces its step when it first calls fit(), even without data; on TensorFlow tracing is collective. So
+        the other ranks trace their steps again. Do not call it within fit().
         """
         super().sync()
         models = [value for value in self.present().values() if isinstance(value, keras.Model)]
@@ -75,7 +75,7 @@ class KerasState(ObjectState):
                 model.train_function = None
 
     def reset(self) -> None:
-        """See State.reset: steps that were compiled for another number of ranks are not to be used again."""
+        """See State.reset. Discards steps that were compiled for another number of ranks."""
         for name in self._handlers:
             model = getattr(self, name)
             sync = find_sync(model) if isinstance(model, keras.Model) else None
@@ -83,7 +83,7 @@ class KerasState(ObjectState):
                 model.train_function = None
 
     def open_store(self, directory: str) -> Store:
-        """See State.open_store. Raises ValueError for a value that is no model, optimizer, number nor text."""
+        """See State.open_store. Raises ValueError for a value that is not a model, optimizer, number or string."""
         for value in self.present().values():
             if isinstance(value, keras.optimizers.Optimizer) and (sharded := find_sharded(value)) is not None:
                 sharded._hvdkit_divide()
@@ -98,12 +98,12 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state, self.batches_per_commit = state, batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit if it is time."""
+        """Commit if a commit is due."""
         if (batch + 1) % self.batches_per_commit == 0:
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit."""
+        """Commit the state."""
         self.state.commit()
 
 
@@ -120,15 +120,15 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Some may be done already."""
+        """Set the batch number; some batches may be done already."""
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch."""
+        """Count the finished batch."""
         self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin anew."""
+        """Set the batch number to 0."""
         self.state.batch = self._before = 0
 
 
@@ -144,18 +144,18 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch."""
+        """Count the finished epoch."""
         self.state.epoch += 1
 
 
-#: Its name in Horovod for Keras 2 and TensorFlow.
+#: Horovod's name for it with Keras 2 and TensorFlow.
 TensorFlowKerasState = KerasState
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run.
+    """Make a training function restart from the last commit when ranks come, end or fail; see hvdkit.elastic.run.run.
 
-    On JAX that is not possible under `hvdrun --elastic`: a ConfigError there.
+    On JAX it raises ConfigError under `hvdrun --elastic`, where that is impossible.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":

@@ -1,7 +1,7 @@
-"""Whole models from `.h5` files, of Keras 3 and Keras 2, with an optimizer that goes on where it was.
+"""Loading of whole models from `.h5` files, of Keras 3 and Keras 2, with their optimizers' states.
 
-Keras 3 builds the optimizer of such a file for no variables: its state is lost, and the next step fails with "Unknown
-variable".
+Keras 3 itself builds the optimizer of such a file without variables: its state is lost, and the next step fails with
+"Unknown variable".
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import keras
 from hvdkit.keras.h5_optimizer import restore_optimizer
 from hvdkit.log import logger
 
-#: Arguments of Keras 2's optimizers that mean nothing any more.
+#: Arguments of Keras 2's optimizers that have no effect any more.
 _IDLE = ("is_legacy_optimizer", "jit_compile")
 
 
 def load_h5_model(filepath: Any, custom_objects: Mapping[str, Any] | None = None, **options: Any) -> keras.Model:
-    """As keras.saving.load_model; compiled, if it was, with the optimizer's state and iterations of the file.
+    """As keras.saving.load_model; a compiled model gets the optimizer's state and iterations from the file.
 
-    filepath: of a file of model.save(). options: those of keras.saving.load_model, without `compile`.
-    Raises what that does, and ValueError if the optimizer's state does not fit the model.
+    filepath: a file of model.save(). options: those of keras.saving.load_model, without `compile`.
+    Raises what keras.saving.load_model raises, and ValueError if the optimizer's state does not fit the model.
     """
     objects = dict(custom_objects or {})
     model: keras.Model = keras.saving.load_model(filepath, custom_objects=objects, compile=False, **options)
@@ -55,7 +55,7 @@ def _make_optimizer(config: dict[str, Any], objects: Mapping[str, Any]) -> Any:
     kind = config["class_name"]
     if kind in objects or not hasattr(keras.optimizers, kind):
         return keras.optimizers.deserialize(config)
-    # By its module: keras.optimizers.deserialize() does not find all of Keras's own by their names.
+    # With the module's name: keras.optimizers.deserialize() does not find all of Keras's own classes by name.
     return keras.saving.deserialize_keras_object({**config, "module": "keras.optimizers", "registered_name": None})
 
 
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def _resolve(config: Any, deserialize: Callable[[Any], Any], objects: Mapping[str, Any]) -> Any:
-    """What compile() takes for what the file holds: names stay names, unless they are of the script's own objects."""
+    """Convert the file's content to arguments of compile(); names stay names unless they name the script's objects."""
     if isinstance(config, str):
         return objects.get(config) or keras.saving.get_registered_object(config) or config
     if isinstance(config, dict) and "class_name" in config:
@@ -77,15 +77,15 @@ def _resolve(config: Any, deserialize: Callable[[Any], Any], objects: Mapping[st
 
 
 def _translate(config: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
-    """A training configuration of Keras 2 in Keras 3's words."""
+    """Translate a Keras 2 training configuration to Keras 3."""
     optimizer = dict(config["optimizer_config"])
     kind = optimizer["class_name"].removeprefix("Custom>")
     if kind not in objects and hasattr(keras.optimizers, kind):
         options = {name: value for name, value in optimizer["config"].items() if name not in _IDLE}
-        if not options.get("decay") or kind == "Nadam":  # which had its momentum's decay there
+        if not options.get("decay") or kind == "Nadam":  # Nadam stored the decay of its momentum there
             options.pop("decay", None)
         rate = options.get("learning_rate")
-        if isinstance(rate, dict):  # a schedule; Keras 3 takes no name that is None
+        if isinstance(rate, dict):  # a schedule; Keras 3 accepts no name that is None
             named = {name: value for name, value in rate["config"].items() if (name, value) != ("name", None)}
             options["learning_rate"] = {**rate, "config": named}
         optimizer = {"class_name": kind, "config": options}
@@ -107,7 +107,7 @@ def _map_objects(config: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def _loss(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what Keras 2 writes of the function behind the class; `auto` was the sum over the batch's size."""
+    """Remove the entry of the function behind the class; `auto` meant the sum divided by the batch size."""
     options = {name: value for name, value in config["config"].items() if name != "fn"}
     if options.get("reduction") == "auto":
         options["reduction"] = "sum_over_batch_size"
@@ -115,12 +115,12 @@ def _loss(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metric(config: dict[str, Any]) -> Any:
-    """A name in compile() comes as a wrapper of that name around a function."""
+    """Replace a MeanMetricWrapper by its metric's name, or by its function if the name is unknown."""
     if config["class_name"] != "MeanMetricWrapper":
         return config
     name: str = config["config"]["name"]
     if name in ("accuracy", "acc", "crossentropy", "ce"):
-        return name  # what these are depends on the model's output
+        return name  # their meaning depends on the model's output
     try:
         keras.metrics.get(name)
     except ValueError:

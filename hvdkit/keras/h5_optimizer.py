@@ -1,4 +1,4 @@
-"""The state of an optimizer in an `.h5` file, of Keras 3 or Keras 2, given back to an optimizer."""
+"""Restores an optimizer's state from an `.h5` file of Keras 3 or Keras 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-#: A slot's name in Keras 2 (before 2.11, or from then on) -> its name in Keras 3, where they differ.
+#: A slot's name in Keras 2 (before 2.11, or since) -> its name in Keras 3, if they differ.
 _SLOTS = {
     "m": "momentum",
     "v": "velocity",
@@ -22,10 +22,14 @@ _SLOTS_OF_ADAMAX = {**_SLOTS, "v": "norm", "u": "norm"}
 
 
 def restore_optimizer(optimizer: Any, model: Any, file: Any, *, keras_2: bool) -> None:
-    """Build the optimizer for the variables that the model trains, and assign what the file holds of its state.
+    """Build the optimizer for the model's trained variables, and assign the state in the file.
 
-    optimizer: one that has not been built. file: an open h5py.File of a whole model; one that was written before the
-    first step has no state, or only iterations and learning rate.
+    optimizer: not built yet.
+    model: with the variables that the optimizer trains.
+    file: an open h5py.File of a whole model; if it was written before the first step, it has no state, or only
+    iterations and learning rate.
+    keras_2: whether Keras 2 wrote the file.
+
     Raises ValueError if the file's variables are not those of the optimizer for this model.
     """
     unbuilt = list(optimizer.variables)
@@ -41,7 +45,7 @@ def restore_optimizer(optimizer: Any, model: Any, file: Any, *, keras_2: bool) -
         fresh = {id(one) for one in unbuilt}
         known = _names_in_keras_2(model, file["model_weights"], form)
         values = _find_by_name(optimizer, [one for one in variables if id(one) not in fresh], saved, known)
-    elif len(saved) in (len(unbuilt), len(variables)):  # Keras 3 writes what the optimizer had got, in its order
+    elif len(saved) in (len(unbuilt), len(variables)):  # Keras 3 writes the optimizer's variables, in their order
         values = list(zip(variables if len(saved) == len(variables) else unbuilt, saved.values(), strict=True))
     else:
         raise _misfit(optimizer, f"the file holds {len(saved)} variables, but the optimizer has {len(variables)}")
@@ -54,7 +58,7 @@ def restore_optimizer(optimizer: Any, model: Any, file: Any, *, keras_2: bool) -
 
 
 def _names_in_keras_2(model: Any, group: Any, form: Any) -> dict[str, Any]:
-    """The model's variables by the names that they have in the file; layers go by their order, as Keras loads them."""
+    """Map the names in the file to the model's variables; layers are matched by order, as when Keras loads them."""
     layers = [weights for layer in model.layers if (weights := form._legacy_weights(layer))]
     named = [
         names
@@ -70,9 +74,12 @@ def _names_in_keras_2(model: Any, group: Any, form: Any) -> dict[str, Any]:
 def _find_by_name(
     optimizer: Any, built: Sequence[Any], saved: Mapping[str, Any], known: Mapping[str, Any]
 ) -> list[tuple[Any, Any]]:
-    """Pairs of a variable of the optimizer and its value.
+    """Return pairs of a variable of the optimizer and its value.
 
-    built: variables that the optimizer has got by being built. known: the model's, by their names in the file.
+    optimizer: the optimizer to restore.
+    built: the variables that it got by being built.
+    saved: name in the file -> value.
+    known: name in the file -> variable of the model.
 
     Keras 2 writes `Adam/m/dense/kernel` from 2.11 on and `Adam/dense/kernel/m` before, in other orders than Keras 3, no
     learning rate (its configuration has it), and momentums of an SGD without momentum.
@@ -86,7 +93,7 @@ def _find_by_name(
         last = name.rpartition("/")[2]
         if last in ("iter", "iteration", "iterations"):
             found.append((optimizer._iterations, value))
-            if kind == "Nadam":  # what Keras 2 does not save, or has by another rule
+            if kind == "Nadam":  # not saved by Keras 2, or computed by another rule
                 found.append((optimizer._u_product, _product_of_momentums(optimizer.beta_1, int(value))))
             continue
         if last == "momentum_cache":
@@ -114,7 +121,7 @@ def _slot_and_variable(name: str, variables: Mapping[str, Any]) -> tuple[str, An
 
 
 def _product_of_momentums(beta_1: float, iterations: int) -> float:
-    """Nadam's product of the momentums of all steps: Keras 3's rule, which Keras 2.11 and newer have too."""
+    """Nadam's product of the momentums of all steps, by the rule of Keras 3 and of Keras 2.11 and newer."""
     steps = np.arange(1, iterations + 1)
     return float(np.prod(beta_1 * (1.0 - 0.5 * 0.96**steps)))
 

@@ -1,13 +1,13 @@
 """Gradients that stay on the GPU on the JAX backend: calls from within the compiled step have NCCL reduce them there.
 
-A call gets XLA's stream and the addresses of a bucket's gradients, and returns when their reduction is enqueued: the
-host waits for nothing. Only the last bucket's call lets XLA's stream wait for NCCL, for all buckets; until then XLA may
-go on with backward. A scalar is handed from call to call, so that all ranks enqueue the buckets in one order, wherever
-XLA puts the calls.
+A call gets XLA's stream and the addresses of a bucket's gradients, and returns after enqueuing their reduction: the
+host does not wait. Only the last bucket's call makes XLA's stream wait for NCCL, for all buckets; until then XLA may
+continue with backward. A scalar passes from call to call, so that all ranks enqueue the buckets in one order, in
+whatever order XLA would run the calls.
 
-Between its call and the last one a bucket belongs to NCCL. To XLA it is the result of the one and an argument of the
-other, shares its memory with both, and is used by nothing else, so XLA has no cause to touch or to move it. The last
-call looks whether it is where it was.
+Between its own call and the last one NCCL owns a bucket. For XLA the bucket is the result of the first and an argument
+of the other, shares its memory with both, and has no other use, so XLA has no reason to touch or move it. The last
+call checks that its address is unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
 class DeviceReduction:
     """Reduces the gradients of one list of variables, from within programs; see open_device_reduction().
 
-    tensors: of the gradients. wires: the dtype that each is sent in, "none" for its own.
+    tensors: specifications of the gradients.
+    wires: the wire dtype of each, "none" for its own.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class DeviceReduction:
         self._index: int | None = None
         self._limit = device_plan_settings(runtime.runtime("a reduction of gradients").config).fusion_bytes
         nbytes = [tensor.count * STORAGE[dtype].itemsize for dtype, tensor in zip(self._dtypes, tensors, strict=True)]
-        #: Of each the gradients, by index. Programs keep them in the worlds after this one too.
+        #: The gradients of each bucket, by index. Programs keep them in later worlds too.
         self._buckets = divide_arrays(nbytes, self._limit)
         self._arrays: list[DeviceArrays] = []
         self._rounds: DeviceRounds | None = None
@@ -66,9 +67,9 @@ class DeviceReduction:
         self._whole = jax_in_place.BufferCall(functools.partial(self._enqueue, 0, last))
 
     def enter(self) -> bool:
-        """Connect the ranks; collective. False where gradients have to go through the host.
+        """Connect the ranks; collective. Returns False if gradients must go through the host.
 
-        Raises PlanMismatchError where the ranks' gradients differ, and what open_group() raises.
+        Raises PlanMismatchError if the gradients differ between ranks, and what open_group() raises.
         """
         current, group = runtime.runtime("a reduction of gradients"), self._settings.group
         self._index = jax_gpu.common_gpu()
@@ -103,9 +104,9 @@ class DeviceReduction:
         return bool(self._arrays)
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
-        """The reduced gradients, as values of the program that is being traced; each has its gradient's dtype.
+        """Return the reduced gradients, as values of the program being traced; each has its gradient's dtype.
 
-        Outside of a program they are reduced by one call: between two, XLA would copy what is NCCL's.
+        Outside of a program a single call reduces them: between two calls, XLA would copy memory that NCCL owns.
         """
         sent = [gradient.astype(dtype) for gradient, dtype in zip(gradients, self._dtypes, strict=True)]
         after, order = jnp.zeros((), "int32"), [at for bucket in self._buckets for at in bucket]
@@ -122,11 +123,11 @@ class DeviceReduction:
         return [by_index[at].astype(gradient.dtype) for at, gradient in enumerate(gradients)]
 
     def _enqueue(self, first: int, last: int, context: Any, buffers: Sequence[Any], results: Sequence[Any]) -> None:
-        """Start the buckets from `first` to `last`; with the last one of all, end the round.
+        """Start the buckets from `first` to `last`; with the very last bucket, end the round.
 
-        buffers, results: of these buckets' gradients, and at the end of those of earlier calls before them.
+        buffers, results: these buckets' gradients; in the last call those of earlier calls precede them.
         """
-        if not self._arrays and not self.enter():  # a program of a world before
+        if not self._arrays and not self.enter():  # a program from an earlier world
             raise HorovodInternalError(
                 "This training step was compiled to reduce gradients by NCCL, which these ranks cannot use together. "
                 "Compile the model again after init()."
@@ -143,7 +144,7 @@ class DeviceReduction:
         stream, ends = jax_gpu.stream_of(context), last == len(self._buckets) - 1
         with self._lock:
             if (started := len(self._started)) != first:
-                self._arrays[0].join(stream)  # raises what has ended the step before, if that was NCCL
+                self._arrays[0].join(stream)  # raises the error that has ended the previous step, if NCCL caused it
                 raise HorovodInternalError(
                     f"Bucket {first} of a step came after {started} of {len(self._buckets)} buckets. Either two steps "
                     "of an optimizer run at the same time: run one after the other. Or the step before was ended by "
@@ -160,13 +161,13 @@ class DeviceReduction:
                 self._started.append(own)
                 at = until
             if ends:
-                rounds.finish(functools.partial(self._arrays[-1].join, stream))  # NCCL works them off in order
+                rounds.finish(functools.partial(self._arrays[-1].join, stream))  # NCCL runs them in order
                 self._started = []
 
     def _check_places(
         self, first: int, expected: Sequence[int], sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        """Raise HorovodInternalError if what NCCL has until the last call is not where it is expected.
+        """Raise HorovodInternalError if memory that NCCL owns until the last call has another address than expected.
 
         first: the bucket of the first of these addresses.
         """
@@ -180,16 +181,22 @@ class DeviceReduction:
             )
 
     def close(self) -> None:
-        """Let go of the device group; programs that were compiled before connect anew. Nothing is to be under way."""
+        """Close the device group while nothing is under way; programs that were compiled before connect anew."""
         self._arrays, self._rounds, self._started = [], None, []
 
 
 def open_device_reduction(
     settings: Settings, strategy: Strategy, names: Sequence[str], gradients: Sequence[Any]
 ) -> DeviceReduction | None:
-    """A reduction on the GPU of gradients like these; None where they go through the host. Collective.
+    """Open a reduction of such gradients on the GPU, or return None if they go through the host; collective.
 
-    All ranks decide alike: on the strategy and the gradients, and on what open_group() finds.
+    All ranks decide alike: by the strategy and the gradients, and by the result of open_group().
+
+    settings: of the optimizer.
+    strategy: of the optimizer.
+    names: of the gradients, for errors.
+    gradients: shapes and dtypes count.
+
     Raises what DeviceReduction.enter() raises.
     """
     if not jax_gpu.is_cuda_build() or not runtime.runtime("a reduction of gradients").provider.native:

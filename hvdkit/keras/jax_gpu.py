@@ -1,4 +1,4 @@
-"""What hvdkit asks JAX of a GPU: which one, where its arrays are, and the stream that its programs run on."""
+"""Queries of JAX about GPUs: device index, addresses of arrays, and the stream of programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdkit.transport.nccl.groups import DeviceSettings
 
 
 def is_cuda_build() -> bool:
-    """Is JAX's plugin for CUDA installed? All ranks of a job have the same installation."""
+    """Return whether JAX's CUDA plugin is installed; all ranks of a job have the same installation."""
     try:
         plugins = importlib.import_module("jax_plugins")
     except ImportError:
@@ -23,7 +23,7 @@ def is_cuda_build() -> bool:
 
 
 def common_gpu() -> int | None:
-    """The number of the GPU, among those that this process sees, that programs run on; None for none or several."""
+    """Return the index, in this process, of the GPU that programs run on; None for no GPU or several."""
     if jax.default_backend() != "gpu" or keras.distribution.distribution() is not None:
         return None
     device = getattr(jax.config, "jax_default_device", None)  # a Device or the name of a platform
@@ -33,20 +33,20 @@ def common_gpu() -> int | None:
 
 
 def address_of(buffer: Any) -> int:
-    """The address of an array that XLA has handed to a callback on a GPU."""
+    """Return the address of an array that XLA has passed to a callback on a GPU."""
     return int(buffer.__cuda_array_interface__["data"][0])
 
 
 def stream_of(context: Any) -> int:
-    """XLA's stream that the callback is called for, as CUDA's handle."""
+    """Return XLA's stream of the callback, as CUDA's handle."""
     return int(context.stream)
 
 
 def index_of(buffer: Any) -> int:
-    """The number of the GPU that the array is on."""
+    """Return the index of the array's GPU."""
     return int(buffer.__dlpack_device__()[1])
 
 
 def device_settings(config: Config) -> DeviceSettings:
-    """How memory of GPUs is reduced, in the user's configuration."""
+    """Return the user's configuration for reductions in GPU memory."""
     return DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus)

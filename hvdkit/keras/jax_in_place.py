@@ -1,7 +1,7 @@
 """Calls of Python from a compiled JAX program, which work in XLA's own memory.
 
-jax.experimental.io_callback copies what goes into the callback and what comes out of it, into fresh memory each time.
-jax.experimental.buffer_callback gives the memory itself. It is experimental, as io_callback is.
+jax.experimental.io_callback copies the arguments and results of a callback to new memory each time.
+jax.experimental.buffer_callback passes the memory itself. It is experimental, as io_callback is.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ except ImportError:  # JAX before 0.6, see works()
 
 
 def has_call() -> bool:
-    """Has this JAX such a call?"""
+    """Return whether this JAX has such a call."""
     return buffer_callback is not None
 
 
 def works() -> bool:
-    """Has this JAX such a call, and is the CPU where programs run by default?"""
+    """Return whether this JAX has such a call, and programs run on the CPU by default."""
     return has_call() and jax.default_backend() == "cpu"
 
 
 class OrderedCall:
-    """A function of numpy arrays that a program calls each time it runs, in the order of all such calls.
+    """A function of numpy arrays that a program calls each time it runs, in order with all such calls.
 
-    work: gets the arrays it reads and, in a second list, those that it is to fill. Without `kinds` they are of the same
-    shapes and dtypes, and share their memory where XLA can arrange that. It is the owner's to keep this object for as
-    long as programs run.
+    work: gets the arrays to read and, in a second list, the arrays to fill. Without `kinds` both have the same
+    shapes and dtypes, and share their memory if XLA can arrange that. The owner must keep this object as long as
+    programs run.
     """
 
     def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
         self._work, self._in_place = work, InPlace(work)
 
     def __call__(self, arrays: Sequence[Any], kinds: Sequence[jax.ShapeDtypeStruct] | None = None) -> list[Any]:
-        """What `work` makes of arrays, as values of the program that is being traced. kinds: of the results."""
+        """Return the results of `work`, as values of the program being traced. kinds: of the results."""
         if not works():
             shapes = list(map(_kind, arrays)) if kinds is None else list(kinds)
             work = functools.partial(self._with_copies, shapes)
@@ -62,24 +62,24 @@ class OrderedCall:
 
 
 class OrderedCalls:
-    """Functions of numpy arrays that a program calls one after the other, each when the arrays that it reads are there.
+    """Functions of numpy arrays that a program calls one after the other, each when the arrays that it reads are ready.
 
-    They are in the order of all ordered calls. works: each gets the arrays that it reads and, in a second list, those
-    that all of them fill, which stay where they are until the last one has returned. Only where works().
+    They are in order with all ordered calls. works: each gets the arrays to read and, in a second list, the arrays that
+    all of them fill, which do not move until the last one has returned. Requires works().
     """
 
     def __init__(self, works: Sequence[Callable[[list[Array], list[Array]], None]]) -> None:
         self._calls = [InPlace(work if not number else _keeping(work)) for number, work in enumerate(works)]
 
     def __call__(self, arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-        """What they fill. arrays: that each reads; what no later one reads is free when it has returned."""
+        """Return the filled arrays. arrays: those that each function reads; they are freed after their last reader."""
         return _in_order(self._calls, arrays, kinds)
 
 
 def _in_order(
     calls: Sequence[InPlace], arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct] | None
 ) -> list[Any]:
-    # The calls themselves are in no order with others, so they go between two that are.
+    # The calls themselves are unordered, so they go between two ordered ones.
     after = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
     results: list[Any] = []
     for call, given in zip(calls, arrays, strict=True):
@@ -89,7 +89,7 @@ def _in_order(
 
 
 def _keeping(work: Callable[[list[Array], list[Array]], None]) -> Callable[[list[Array], list[Array]], None]:
-    """Have a later one of several calls read what is its own; before that come the results of those before it."""
+    """Check that the results of earlier calls have not moved, and pass `work` the arrays after them."""
 
     def keep(arrays: list[Array], results: list[Array]) -> None:
         for before, now in zip(arrays, results, strict=False):
@@ -100,13 +100,13 @@ def _keeping(work: Callable[[list[Array], list[Array]], None]) -> Callable[[list
 
 
 def address_of(array: Array) -> int:
-    """Where the array's memory begins."""
+    """Return the address of the array's memory."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def check_in_place(address: int, now: Array) -> None:
-    """Raise HorovodInternalError unless an array is where an earlier call of the step has had it."""
+    """Raise HorovodInternalError unless an array still has the address of an earlier call of the step."""
     if now.size and address != address_of(now):
         raise HorovodInternalError(
             "XLA has moved the memory of a reduction that was under way, so that this step's results are wrong. Please "
@@ -127,25 +127,27 @@ def _end(_: Any) -> None:
 
 
 class BufferCall:
-    """A function of XLA's own memory that a program calls each time it runs, in no order with others.
+    """A function of XLA's own memory that a program calls each time it runs, unordered.
 
-    work: gets XLA's context of the call, the buffers it reads and, in a second list, those that it is to fill. Without
-    `kinds` they are of the same shapes and dtypes, and share their memory where XLA can arrange that. It is the owner's
-    to keep this object for as long as programs run.
+    work: gets XLA's context of the call, the buffers to read and, in a second list, the buffers to fill. Without
+    `kinds` both have the same shapes and dtypes, and share their memory if XLA can arrange that. The owner must keep
+    this object as long as programs run.
     """
 
     def __init__(self, work: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> None:
         self.work = work
-        # One object for all calls: JAX finds by it what it has compiled outside of jit. It must not keep this one.
+        # One object for all calls: JAX caches compilations outside of jit by it. It must not keep `self` alive.
         self._callback = functools.partial(_run, weakref.ref(self))
 
     def __call__(
         self, arrays: Sequence[Any], after: Any, kinds: Sequence[jax.ShapeDtypeStruct] | None = None, *, kept: int = 0
     ) -> tuple[list[Any], Any]:
-        """What `work` makes of arrays, and a scalar that is there when it has done so.
+        """Return the results of `work`, and a scalar that is ready after it.
 
-        after: a scalar that must be there before. kinds: of the results. kept: so many of them lie in the memory of the
-        first arrays.
+        arrays: for `work` to read.
+        after: a scalar that must be ready before.
+        kinds: of the results.
+        kept: number of results that share the memory of the first arrays.
         """
         inputs = [*arrays, after]
         results_of = [*(map(_kind, arrays) if kinds is None else kinds), _kind(after)]

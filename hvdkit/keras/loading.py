@@ -1,4 +1,4 @@
-"""Where fit() waits for data, on the backend that Keras runs on; loaded with that backend only, for the profile."""
+"""Recording of the time that fit() waits for data, for profiles; loaded together with the backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.profiling.loading import time_items
 
 @functools.cache
 def watch_fit() -> None:
-    """Have each batch count as waiting for data, whatever fit() is given."""
+    """Count each batch as waiting for data, for all kinds of arguments of fit()."""
     name = keras.backend.backend()
     if name == "torch":
         importlib.import_module("hvdkit.torch.loading").watch_loaders()

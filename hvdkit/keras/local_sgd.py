@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo: optimizers whose ranks meet after many steps, not in every one."""
+"""LocalSGD and DiLoCo: optimizers whose ranks synchronize once in several steps."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ def LocalSGD(
 ) -> Any:
     """Make an optimizer step on this rank's gradients, and average the variables over all ranks after `every` steps.
 
-    Returns the same object, as DistributedOptimizer() does. Call its synchronize_parameters(), on all ranks, before the
-    variables are evaluated or saved: after fit(), or in on_epoch_end() of a callback. All ranks take equally many
-    steps; a LossScaleOptimizer has them skip the same. With gradient accumulation a window is a step.
+    Returns the same object, as DistributedOptimizer() does. Call synchronize_parameters() on all ranks before the
+    variables are evaluated or saved: after fit(), or in on_epoch_end() of a callback. All ranks make equally many
+    steps; a LossScaleOptimizer makes them skip the same steps. With gradient accumulation a window is a step.
 
     name: accepted as in DistributedOptimizer(), and ignored.
-    model: whose variables the optimizer trains; synchronize_parameters() then averages its floating-point weights that
-    are not trained too, such as the moving statistics of BatchNormalization.
-    start_after: so many first steps on averaged gradients, as DistributedOptimizer's.
-    fragments: into how many parts the variables are divided, which are averaged at different steps, each after every
-    `every`. overlap: for how many steps an average may be under way while training goes on.
-    compression: as for DistributedOptimizer(), of what is sent between hosts: the changes of variables since they were
-    averaged. Compression.Int8() goes too.
+    every: number of steps between two averages.
+    model: the model whose variables the optimizer trains; synchronize_parameters() then also averages its
+    floating-point weights that are not trained, such as the moving statistics of BatchNormalization.
+    start_after: number of first steps on averaged gradients, as DistributedOptimizer's.
+    fragments: number of groups of variables that are averaged at different steps, each group after `every` steps.
+    overlap: number of steps for which an average may be under way while training continues.
+    compression: as for DistributedOptimizer(), for the data that hosts exchange: the changes of variables since the
+    last average. Compression.Int8() is possible too.
+    process_set: the ranks that train together.
 
-    Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used, in the first
-    step for more fragments than variables.
+    Raises what DistributedOptimizer() raises; ValueError or TypeError for invalid numbers, in the first step for more
+    fragments than variables.
     """
     gradients = _gradients(compression)
     strategy = local_sgd.LocalSGD(
@@ -72,11 +74,12 @@ def DiLoCo(
 ) -> Any:
     """Make an optimizer step on this rank's gradients, and an outer optimizer step on all changes after `every` steps.
 
-    All ranks then go on from what the outer optimizer has made of the variables that they began with, and of the
-    average change (A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023).
+    The outer optimizer steps from the variables of the last synchronization, by the average change of the ranks. All
+    ranks continue from its result (A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+    Models", 2023).
 
     outer: hvd.OuterSGD(lr, momentum); by default 0.7 and Nesterov momentum of 0.9. OuterSGD(1.0, 0.0) is LocalSGD().
-    The other arguments, and what it raises: as LocalSGD().
+    The other arguments, and what it raises: as for LocalSGD().
     """
     gradients = _gradients(compression)
     strategy = diloco.DiLoCo(

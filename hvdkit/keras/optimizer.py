@@ -1,4 +1,4 @@
-"""DistributedOptimizer: the user's own Keras optimizer, whose gradients are those of all ranks."""
+"""DistributedOptimizer: the user's own Keras optimizer, which steps on the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -48,24 +48,26 @@ def DistributedOptimizer(
     gradients are reduced once per window.
 
     optimizer: an instance, also a LossScaleOptimizer, or a name such as "adam".
+    name, device_dense, device_sparse: accepted as in Horovod, and ignored.
     compression: the dtype that is sent between hosts instead of float32; sums are computed in float32.
     sparse_as_dense: reduce sparse gradients (TensorFlow's IndexedSlices) as dense ones, instead of gathering rows.
-    gradient_predivide_factor: the part of the division of an average that is done before sending.
+    gradient_predivide_factor: divisor that is applied before sending; the rest of an average's division follows it.
     op: Average or Sum.
     backward_passes_per_step: n; sets gradient_accumulation_steps, so every n-th call updates the variables.
     average_aggregated_gradients: average the gradients of these passes, as Keras does. False: sum them, as in Horovod.
+    num_groups, groups: accepted as in Horovod, and ignored.
     process_set: the ranks that train together; on other ranks the optimizer steps on its own gradients.
+    scale_local_gradients: accepted as in Horovod, and ignored.
     strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; one object for each
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
     sees tensors through TensorSources only, and the values of parameters only if it has uses_values.
     shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2): gradients are
-    reduce-scattered, each rank steps on its pieces of the variables, and all get the result. With "gradients" they are
+    reduce-scattered, each rank steps on its shards of the variables, and all get the result. With "gradients" they are
     sent and freed while backward runs, in compiled steps of TensorFlow and JAX and on PyTorch after scale_loss(), which
-    fit() calls; elsewhere both are the same. For Keras's own optimizers that treat every element by itself. build() is
-    then collective, and the state is saved with hvd.checkpoint, or after optimizer.gather_state() on all ranks; in an
-    elastic job sync() of a KerasState builds it. Not with strategy, op=Adasum or codings (ValueError).
-    name, device_dense, device_sparse, num_groups, groups, scale_local_gradients: accepted as in Horovod, and ignored.
+    fit() calls; elsewhere both are the same. For Keras's own optimizers that update each element independently. build()
+    is then collective, and the state is saved with hvd.checkpoint, or after optimizer.gather_state() on all ranks; in
+    an elastic job sync() of a KerasState builds it. Not with strategy, op=Adasum or codings (ValueError).
 
     Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments, ConfigError on a backend
     other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different variables,
@@ -103,7 +105,7 @@ def PartialDistributedOptimizer(
     local_layers: a Keras layer or a list of them (else ValueError).
     scale_local_gradients: divide their gradients by the number of ranks, so that they have the same weight as averaged
     gradients. `optimizer.register_local_var(variable)` adds a variable.
-    The other arguments, and what it raises: as DistributedOptimizer().
+    The other arguments, and what it raises: as for DistributedOptimizer().
     """
     layers: Sequence[Any] = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     layers = [layer for layer in layers if layer is not None]
@@ -133,7 +135,17 @@ def wrap_optimizer(
     shard: str | None = None,
     mixin: type[Distributed] | None = None,
 ) -> Any:
-    """Do what DistributedOptimizer() does. mixin: what the optimizer has more than any other; None: by its strategy."""
+    """Do the work of DistributedOptimizer().
+
+    optimizer: an instance or a name.
+    settings: of the reduction.
+    passes: backward passes per step.
+    average_passes: average the gradients of the passes, instead of summing them.
+    local_layers: layers whose gradients are not reduced.
+    scale_local: divide their gradients by the number of ranks.
+    shard: as for DistributedOptimizer().
+    mixin: added to the optimizer's class; None for the mixin of its strategy.
+    """
     engine.runtime("DistributedOptimizer()")
     _refuse_other_keras(optimizer)
     optimizer = keras.optimizers.get(optimizer)
@@ -170,7 +182,7 @@ def wrap_optimizer(
 
 
 def _refuse_other_keras(optimizer: Any) -> None:
-    """Raise TypeError for an optimizer of another Keras than the one that is imported."""
+    """Raise TypeError for an optimizer of a Keras package other than the imported one."""
     origin = type(optimizer).__module__.partition(".")[0]
     if origin == "tf_keras" or (origin == "tensorflow" and hasattr(optimizer, "apply_gradients")):
         raise TypeError(

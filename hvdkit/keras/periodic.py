@@ -1,4 +1,4 @@
-"""What an optimizer has, whose ranks meet now and then, beside what every wrapped one has."""
+"""Optimizer mixin for LocalSGD and DiLoCo."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from hvdkit.strategies.periodic import PeriodicAverage
 
 
 class PeriodicOptimizer(Distributed):
-    """Mixed in before the class of an optimizer that updates variables."""
+    """Mixin of LocalSGD() and DiLoCo(); its methods precede those of the class that updates variables."""
 
     @property
     def strategy(self) -> PeriodicAverage:
-        """The strategy."""
+        """The optimizer's strategy."""
         strategy = sync_of(self).strategy
         assert isinstance(strategy, PeriodicAverage)
         return strategy
 
     def synchronize_parameters(self) -> None:
-        """Make the variables equal on all ranks now, and what the `model` does not train; collective.
+        """Make the variables, and the weights that the `model` does not train, equal on all ranks now; collective.
 
-        Call it before variables are evaluated or saved: after fit(), or in on_epoch_end() of a callback. Of DiLoCo the
-        outer optimizer takes its step. Does nothing to variables that have met since the last step. Raises
-        HorovodInternalError if a rank has left, or has taken another number of steps.
+        Call it before variables are evaluated or saved: after fit(), or in on_epoch_end() of a callback. DiLoCo's outer
+        optimizer makes its step. Variables that were synchronized since the last step stay as they are. Raises
+        HorovodInternalError if a rank has left, or has made another number of steps.
         """
         sync = sync_of(self)
         if not sync.process_set.included():
             return
         if sync.model is not None:
             sync_state(sync.model)
-        # The first step of the others waits for a rank that has taken none.
+        # The first step of the other ranks waits for a rank that has made no step.
         sync.attach(self._trainable_variables if self.built else [])  # type: ignore[attr-defined]
         sync.change_values(self.strategy.synchronize)
         average_statistics(sync)
 
 
 class SavedPeriodicOptimizer:
-    """A Handler of elastic.state: the optimizer's variables and its strategy's state."""
+    """A Handler of elastic.state for the optimizer's variables and its strategy's state."""
 
     def __init__(self, optimizer: Any) -> None:
         self._variables, self._strategy = saved_variables(optimizer), strategy_of(optimizer)
@@ -67,6 +67,6 @@ class SavedPeriodicOptimizer:
 
 
 def strategy_of(optimizer: Any) -> PeriodicAverage | None:
-    """The strategy of an optimizer whose ranks meet now and then; None of another one."""
+    """Return the strategy of an optimizer for LocalSGD or DiLoCo; None for another optimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner.strategy if isinstance(inner, PeriodicOptimizer) else None

@@ -1,4 +1,4 @@
-"""The check that the ranks' variables are still equal, for fit()."""
+"""FitCheck: the check during fit() that the ranks' variables are still equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.keras.sync import GradientSync
 
 
 class FitCheck:
-    """Counts the steps of one fit(), and compares the trained variables when HVDKIT_CHECK_REPLICAS says so."""
+    """Counts the steps of one fit(), and compares the trained variables as often as HVDKIT_CHECK_REPLICAS requires."""
 
     def __init__(self, model: keras.Model) -> None:
         sync = find_sync(model)
@@ -27,7 +27,7 @@ class FitCheck:
         self._check = ReplicaCheck(known, f"fit.{known.count('fit')}", every)
 
     def stepped(self, callback: keras.callbacks.Callback, steps: int) -> None:
-        """The model has taken so many steps; see ReplicaCheck.stepped."""
+        """Count steps of the model; see ReplicaCheck.stepped."""
         self._check.stepped(lambda: _checksums(callback.model), steps)
 
 
@@ -42,7 +42,7 @@ def _checksums(model: keras.Model) -> list[tuple[str, int]]:
 
 
 def find_sync(model: keras.Model) -> GradientSync | None:
-    """What drives the strategy of the model's optimizer; None if it is not wrapped."""
+    """Return the GradientSync of the model's optimizer; None if it is not wrapped."""
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return sync_of(inner) if isinstance(inner, Distributed) else None

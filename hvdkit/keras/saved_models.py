@@ -1,4 +1,4 @@
-"""load_model: saved models that go on training on many ranks, also if the file is still being written."""
+"""load_model: loads saved models with a wrapped optimizer, even while the file is still being written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdkit.keras.h5_models import load_h5_model
 from hvdkit.keras.optimizer import DistributedOptimizer
 from hvdkit.log import logger
 
-#: For how long a file that is not whole may stay as it is before it is taken for broken, in seconds.
+#: Seconds for which an incomplete file may stay unchanged before it is taken for broken.
 PATIENCE_S = 60.0
 _PAUSE_S = 0.05
 _HDF5 = (".h5", ".hdf5")
@@ -31,17 +31,20 @@ def load_model(
 ) -> keras.Model:
     """Load a model that was saved with or without hvdkit, and wrap its optimizer with DistributedOptimizer().
 
-    filepath, custom_objects: as for keras.saving.load_model(). `.h5` files of Keras 2 are accepted too, if Keras 3 has
-    the layers that they contain. If another rank or process is still writing the file, load_model() waits until it is
-    complete, as long as the file changes at least once per minute.
+    filepath: as for keras.saving.load_model(). `.h5` files of Keras 2 are accepted too, if Keras 3 has the layers that
+    they contain. If another rank or process is still writing the file, load_model() waits until it is complete, as long
+    as the file changes at least once per minute.
     custom_optimizers: optimizer classes that are not part of Keras.
-    compression: as for DistributedOptimizer(). legacy_opts: accepted as in Horovod, and ignored.
+    custom_objects: as for keras.saving.load_model().
+    compression: as for DistributedOptimizer().
+    legacy_opts: accepted as in Horovod, and ignored.
+
     Raises what keras.saving.load_model() raises; OSError for an incomplete file that does not change any more;
     ValueError for an `.h5` file whose optimizer state does not match the model.
     """
     objects = {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}
     name = os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
-    wait_until_whole(name if os.path.exists(name) else f"{name}.keras")  # which --alias-horovod adds
+    wait_until_whole(name if os.path.exists(name) else f"{name}.keras")  # --alias-horovod adds the suffix
     load = load_h5_model if name.endswith(_HDF5) else keras.saving.load_model
     model: keras.Model = load(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:
@@ -50,10 +53,10 @@ def load_model(
 
 
 def wait_until_whole(path: str) -> None:
-    """Wait while the file is only a part of what its name says: a zip (`.keras`) or HDF5 (`.h5`, `.hdf5`) file.
+    """Wait while a zip (`.keras`) or HDF5 (`.h5`, `.hdf5`) file, recognized by its name, is incomplete.
 
-    What is not there, is no file, or has another name is left to whoever loads it.
-    Raises OSError once it has not changed for PATIENCE_S.
+    Returns at once for a path that does not exist, is not a file, or has another name: loading it reports the error.
+    Raises OSError when the file has not changed for PATIENCE_S.
     """
     seen, since, said = _stamp(path), time.monotonic(), False
     while problem := _what_is_missing(path):
@@ -73,7 +76,7 @@ def wait_until_whole(path: str) -> None:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Size and time of the last change of a file."""
+    """Return size and modification time of a file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -82,7 +85,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _what_is_missing(path: str) -> str:
-    """Why a file cannot be read yet; "" if it can, or never will."""
+    """Return why a file cannot be read yet; "" if it can be read, or never will be."""
     if not os.path.isfile(path):
         return ""
     if path.endswith(".keras"):
@@ -93,6 +96,6 @@ def _what_is_missing(path: str) -> str:
         importlib.import_module("h5py").File(path, "r").close()
     except PermissionError:
         return ""
-    except OSError as error:  # locked by who writes it, empty, or shorter than it says
+    except OSError as error:  # locked by its writer, empty, or truncated
         return str(error)
     return ""

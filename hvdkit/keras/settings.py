@@ -1,4 +1,4 @@
-"""How the gradients of a wrapped optimizer are reduced, whatever the backend."""
+"""Settings of the gradient reduction of a wrapped optimizer, on all backends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hvdkit.keras.compression import Compressor
 
 
 class _StepName:
-    """What the common truths of an optimizer are called: by a count of this world, in the order of first steps.
+    """Name for the agreements of an optimizer: a counter of this world, in the order of first steps.
 
-    A count of this process would differ where a rank has wrapped an optimizer that others have not.
+    A counter of the process would differ on a rank that has wrapped more optimizers than others.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class _StepName:
         self._name = ""
 
     def get(self, engine: Engine) -> str:
-        """The same on all ranks of the engine; the first call in a world is collective."""
+        """Return the name, the same on all ranks of the engine; the first call in a world is collective."""
         if self._engine is None or self._engine() is not engine:
             self._engine, self._name = weakref.ref(engine), f"step of optimizer {engine.count('agreement')}"
         return self._name
@@ -39,7 +39,7 @@ class _StepName:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one DistributedOptimizer; see there. ValueError or TypeError for what cannot be used."""
+    """Arguments of one DistributedOptimizer; see there. Raises ValueError or TypeError for invalid values."""
 
     compression: type[Compressor] | Coded
     op: ReduceOp
@@ -61,38 +61,38 @@ class Settings:
             refuse_contradictions(self.strategy, others)
 
     def make_strategy(self) -> Strategy:
-        """The user's strategy, which there is once, or a new AllReduce."""
+        """Return the user's strategy, the same object each time, or a new AllReduce."""
         return AllReduce(self.options) if self.strategy is None else self.strategy
 
     def check(self, variables: Sequence[Any]) -> None:
-        """Raise TypeError for a variable to be trained that the strategy cannot train."""
+        """Raise TypeError for a trained variable that the strategy cannot train."""
         strategy = self.make_strategy()
         for variable in variables:
             strategy.check(f"the variable {_path(variable)}", keras.backend.standardize_dtype(variable.dtype))
 
     @property
     def options(self) -> ReduceOptions:
-        """The same for the engine."""
+        """The settings as the engine's ReduceOptions."""
         return gradient_options(self.op, self.predivide, self.compression)
 
     @property
     def group(self) -> Group:
-        """The ranks that train together."""
+        """The ranks that train together, as a group."""
         return self.process_set.group("DistributedOptimizer()")
 
     def agree(self, flag: Any) -> bool:
-        """Is a truth the ranks' common one? Collective."""
+        """Return whether the flag is true on all ranks; collective."""
         group = self.group
         return all_true(group, bool(flag), self._step_name.get(group.engine))
 
     @property
     def size(self) -> int:
-        """How many ranks train together; 1 on a rank outside of the process set."""
+        """The number of ranks that train together; 1 on a rank outside of the process set."""
         return self.process_set.size() if self.process_set.included() else 1
 
 
 def check_variables(variables: Sequence[Any]) -> None:
-    """Raise TypeError for a variable to be trained that no gradients can be summed of."""
+    """Raise TypeError for a trained variable whose gradients cannot be summed."""
     for variable in variables:
         check_gradient(f"the variable {_path(variable)}", keras.backend.standardize_dtype(variable.dtype))
 
@@ -104,11 +104,11 @@ def check_shape(name: str, shape: Sequence[int], of_variable: Sequence[int]) -> 
 
 
 def name_variables(variables: Sequence[Any]) -> list[str]:
-    """A name for each variable, for errors and for the comparison between ranks.
+    """Return a name for each variable, for errors and for the comparison between ranks.
 
     Keras numbers layers in the order in which a process makes them, so "dense_3" on one rank may be "dense_1" on
-    another that has made fewer models, and a loaded model's have no "sequential/" before it. So numbers and all but the
-    layer are left out, and the place in the list is put in front. Raises as check_variables does.
+    another that has made fewer models, and names of a loaded model lack "sequential/". So the result contains the index
+    in the list and the layer's name without its number, but no outer names. Raises as check_variables does.
     """
     check_variables(variables)
     return [f"{index} {_without_numbers(_path(variable))}" for index, variable in enumerate(variables)]

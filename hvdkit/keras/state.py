@@ -1,4 +1,4 @@
-"""Starting equal: variables and objects from one rank to all, after the steps that are under way."""
+"""Broadcast of variables and objects, so that all ranks start equal, after the steps under way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
 
 
 def _broadcast(variables: Iterable[Any], root_rank: int, owner: str) -> None:
-    """See broadcast_variables. owner: what has these variables on this rank, for the error."""
+    """See broadcast_variables. owner: the owner of these variables on this rank, for the error."""
     settle()
     listed = list(variables)
     if pieces := [variable.path for variable in listed if getattr(variable, IS_PIECE, False)]:
@@ -66,7 +66,7 @@ def _broadcast(variables: Iterable[Any], root_rank: int, owner: str) -> None:
 
 
 def _dtype_and_shape(description: str) -> str:
-    """Names hold counters of the models that a rank has made."""
+    """Remove the name, which contains counters of the rank's models."""
     return description.partition(" ")[2]
 
 
@@ -102,7 +102,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def equal_variables(model: keras.Model) -> list[Any]:
-    """What the model's optimizer remembers, and all ranks alike; nothing if it has none or has not been built."""
+    """Return the state of the model's optimizer that is equal on all ranks; empty if not built or without optimizer."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return []
@@ -110,13 +110,13 @@ def equal_variables(model: keras.Model) -> list[Any]:
 
 
 def sync_state(model: keras.Model) -> None:
-    """Have the variables hold what the training has come to: while an epoch runs on JAX, they do not."""
+    """Update the variables to the training's state: during an epoch on JAX they are outdated."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
 
 def saved_variables(owner: Any) -> SavedVariables:
-    """Keep the variables of a model or of an optimizer."""
+    """Return the object that saves and restores the variables of a model or of an optimizer."""
     if find_sharded(owner) is not None and not isinstance(owner, keras.Model):
         raise ValueError(
             "The state of this optimizer is divided among the ranks (shard=...), and is written with the model that it "

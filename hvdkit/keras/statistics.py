@@ -1,4 +1,4 @@
-"""What a model has and no optimizer trains: the moving statistics of BatchNormalization, averaged or warned of."""
+"""Weights that no optimizer trains, such as moving statistics of BatchNormalization: average, or a warning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def average_statistics(sync: GradientSync) -> None:
     ]
     if not weights:
         return
-    # In float64 the average of equal numbers of float32 is that number.
+    # In float64 the average of equal float32 numbers is exactly that number.
     values = [np.asarray(keras.ops.convert_to_numpy(weight), np.float64) for weight in weights]
     flat = np.concatenate([value.reshape(-1) for value in values])
     flat = allreduce(flat, "moving statistics", op=Average, process_set=sync.process_set)
@@ -33,7 +33,7 @@ def average_statistics(sync: GradientSync) -> None:
 
 
 def warn_of_statistics(model: keras.Model, sync: GradientSync) -> None:
-    """Warn where a model that is trained without model= has BatchNormalization, and ranks step on their own."""
+    """Warn if a model that is trained without model= has BatchNormalization, and ranks step independently."""
     if sync.model is not None:
         return
     if isinstance(sync.strategy, PeriodicAverage):

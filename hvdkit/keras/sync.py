@@ -1,4 +1,4 @@
-"""When the strategy of one optimizer gets gradients: local variables, accumulation windows, loss scaling."""
+"""GradientSync calls the strategy of one optimizer: local variables, accumulation windows, loss scaling."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 
 
 class GradientSync:
-    """Drives the strategy of one optimizer: which gradients it gets, and when.
+    """Drives the strategy of one optimizer: selects its gradients, and the time of their reduction.
 
-    local_layers: layers whose gradients are left on this rank. scale_local: divide those by the number of ranks, as the
-    average does with the others. passes_factor: what an average over accumulated passes is multiplied with, for a sum.
+    local_layers: layers whose gradients are not reduced.
+    scale_local: divide those by the number of ranks, as the average does with the others.
+    passes_factor: multiplied with an average over accumulated passes, to make it a sum.
     """
 
     def __init__(
         self, settings: Settings, *, local_layers: Sequence[Any], scale_local: bool, passes_factor: float
     ) -> None:
-        self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
+        self.number = next(_numbers)  # the same on all ranks, which wrap optimizers in the same order
         self.process_set = settings.process_set
-        #: Whose variables are trained, where the user has said so.
+        #: The model whose variables are trained, if the user has named it.
         self.model: Any = None
         self._settings, self._size = settings, settings.size
         self._driver: StrategyDriver | None = None
@@ -41,7 +42,7 @@ class GradientSync:
         self._local: set[int] = set()
         self.gradient_hook: GradientHook | None = None
         self._done = False
-        self._reduced = False  # has the strategy had gradients of the last step or window?
+        self._reduced = False  # whether the strategy has had gradients of the last step or window
         self._variables: Sequence[Any] = ()
         if self.strategy is not None and any(sync.strategy is self.strategy for sync in _syncs):
             raise ValueError(
@@ -52,8 +53,8 @@ class GradientSync:
         _syncs.add(self)
 
     def enter(self) -> None:
-        """Take up the work among the ranks of the process set as it is now, after init()."""
-        if self.process_set.process_set_id is None:  # it was added after an earlier init()
+        """Continue among the present ranks of the process set, after init()."""
+        if self.process_set.process_set_id is None:  # the set was added after an earlier init()
             return
         self._size = self._settings.size
         if self.strategy is not None and self.process_set.included():
@@ -69,21 +70,21 @@ class GradientSync:
 
     @property
     def strategy(self) -> Strategy | None:
-        """The user's own, if there is one."""
+        """The user's own strategy; None without one."""
         return self._settings.strategy
 
     @property
     def is_traced_with_ranks(self) -> bool:
-        """Do compiled steps hold how many ranks there were? Then they are to be compiled anew in another world."""
+        """Whether compiled steps contain the number of ranks, and must be compiled anew in another world."""
         local = self._scale_local and bool(self._local or self._local_layers)
         return local or bool(other_engine())
 
     def add_local(self, variable: Any) -> None:
-        """Leave the gradient of this variable on this rank."""
+        """Exclude this variable's gradient from the reduction."""
         self._local.add(id(variable))
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """These will be trained, without accumulation. TypeError for one that the strategy cannot train."""
+        """Prepare to train these variables without accumulation. TypeError for one that the strategy cannot train."""
         if self._driver is not None:
             self._settings.check(self.shared(variables))
         self._prepared = variables
@@ -91,11 +92,11 @@ class GradientSync:
             self._driver.prepare(variables)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce what is to be applied now; collective, unless an outer optimizer has done so."""
+        """Reduce the gradients that are about to be applied; collective, unless an outer optimizer has done so."""
         return self._reduce(gradients, variables, lambda driver, some, theirs: driver.reduce(some, theirs))
 
     def reduce_window(self, gradients: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """Reduce the averages of a window, of the variables named by `window_of`; see StrategyDriver.reduce_window."""
+        """Reduce the averages of a window, for the variables of `window_of`; see StrategyDriver.reduce_window."""
         reduced = self._reduce(
             gradients, self._variables, lambda driver, some, theirs: driver.reduce_window(some, theirs, due)
         )
@@ -126,13 +127,13 @@ class GradientSync:
 
     @property
     def group(self) -> Group:
-        """The ranks that train together."""
+        """The ranks that train together, as a group."""
         return self._settings.group
 
     def set_gradient_hook(self, hook: GradientHook) -> None:
-        """Have one object, and no other any more, weight this rank's gradients, and look on at each step.
+        """Set the object that weights this rank's gradients and sees each step, in place of an earlier one.
 
-        Raises ValueError where an average of weighted gradients is not what the optimizer steps on.
+        Raises ValueError if the optimizer does not step on an average of weighted gradients.
         """
         problem = (
             "a strategy of its own"
@@ -150,7 +151,7 @@ class GradientSync:
             self._driver.set_gradient_hook(hook)
 
     def attach(self, variables: Sequence[Any]) -> None:
-        """Attach the strategy to these, if no step has attached it; collective then. ValueError if there are none."""
+        """Attach the strategy to these variables, unless a step has; collective then. ValueError for an empty list."""
         if self._driver is None or self._size == 1:
             return
         if not variables:
@@ -162,7 +163,7 @@ class GradientSync:
         self._driver.attach(self.shared(variables))
 
     def after_step(self, due: Any) -> None:
-        """The optimizer has stepped, which the strategy is told if it had the gradients; due: see StrategyDriver."""
+        """Notify the strategy of the step if it had the gradients; due: see StrategyDriver."""
         if self._driver is not None and self._reduced:
             self._driver.after_step(due)
 
@@ -170,26 +171,26 @@ class GradientSync:
         return self._local | {id(variable) for layer in self._local_layers for variable in layer.trainable_variables}
 
     def shared(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of the variables whose gradients are reduced."""
+        """Return the variables whose gradients are reduced."""
         local = self._local_ids()
         return [variable for variable in variables if id(variable) not in local]
 
     def change_values(self, change: Callable[[], None]) -> None:
-        """Have the strategy change the variables between two steps; see StrategyDriver.change_values."""
+        """Let the strategy change the variables between two steps; see StrategyDriver.change_values."""
         if self._driver is not None:
             self._driver.change_values(change)
 
     def agree(self, flag: Any) -> Any:
-        """Is a scalar bool true on all ranks? Collective, unless the gradients it was made of are reduced already.
+        """Return whether a scalar bool is true on all ranks; collective, unless it was made of reduced gradients.
 
-        Where ranks do not take the same steps: on this rank.
+        If ranks do not make the same steps, returns this rank's value.
         """
         alone = self.strategy is not None and not self.strategy.lockstep
         return flag if self._done or self._driver is None or alone else self._driver.agree(flag)
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """In here gradients are not reduced: they have been."""
+        """Context in which gradients are not reduced, because they have been."""
         before, self._done = self._done, True
         try:
             yield
@@ -198,7 +199,7 @@ class GradientSync:
 
     @contextmanager
     def window_of(self, variables: Sequence[Any]) -> Iterator[None]:
-        """In here the gradients of these variables are accumulated, and at the end of a window reduced."""
+        """Context that accumulates the gradients of these variables, and reduces them at the end of a window."""
         self._variables = variables
         try:
             yield
@@ -206,7 +207,7 @@ class GradientSync:
             self._variables = ()
 
     def close(self) -> None:
-        """Free what the strategy has allocated; collective."""
+        """Free the memory that the strategy has allocated; collective."""
         if self._driver is not None:
             self._driver.close()
 

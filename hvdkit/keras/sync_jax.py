@@ -1,4 +1,4 @@
-"""Gradients on the JAX backend: reduced by a call from within the compiled step, on the host or on the GPU."""
+"""Reduction on the JAX backend, by a call from within the compiled step, on the host or on the GPU."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from hvdkit.transport.buffer import STORAGE, Array
 class JaxDriver:
     """See backends.StrategyDriver.
 
-    Calls on the host are ordered, so that every rank does its collectives in the same order; those on a GPU: see
+    Calls on the host are ordered, so that every rank runs its collectives in the same order; for calls on a GPU see
     jax_device.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lists: dict[tuple[int, ...], _Variables] = {}
-        self._reduced: _Variables | None = None  # the list whose gradients the program has reduced last
+        self._reduced: _Variables | None = None  # the variables whose gradients the program has reduced last
         self._gradient_hook: GradientHook | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """See StrategyDriver.prepare: here all gradients come at once."""
+        """See StrategyDriver.prepare. Does nothing: all gradients arrive at once."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """See StrategyDriver.reduce. Which gradients there are is part of the program, so the same on all ranks."""
+        """See StrategyDriver.reduce. The program determines which gradients exist: the same on all ranks."""
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         reduced = list(gradients)
         if not present:
@@ -89,7 +89,7 @@ class JaxDriver:
         return io_callback(ask, jax.ShapeDtypeStruct((), np.bool_), flag, ordered=True)
 
     def enter(self) -> None:
-        """See StrategyDriver.enter: programs that were compiled before attach their strategies anew."""
+        """See StrategyDriver.enter. Earlier compiled programs attach their strategies anew."""
 
     def close(self) -> None:
         if any(variables.on_device for variables in self._lists.values()):
@@ -106,11 +106,10 @@ def _finish_steps() -> None:
 
 
 class _Variables:
-    """Some variables and their strategy.
+    """A list of variables and their strategy.
 
-    On a GPU, where AllReduce can have NCCL do its work, the first step that is traced connects the ranks, and later
-    programs go that way too. Elsewhere the first step that runs attaches the strategy. Both are done by all ranks
-    together.
+    If NCCL can do the work of AllReduce on a GPU, the first traced step connects the ranks, and later programs use NCCL
+    too. Otherwise the first running step attaches the strategy. All ranks do either together.
     """
 
     def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
@@ -125,11 +124,11 @@ class _Variables:
 
     @property
     def on_device(self) -> bool:
-        """Do gradients stay on the GPU?"""
+        """Return whether gradients stay on the GPU."""
         return self._device is not None
 
     def set_gradient_hook(self, hook: GradientHook | None) -> None:
-        """Have one object, and no other any more, take part in each step. ValueError where that is on a GPU."""
+        """Set the object that takes part in each step, in place of an earlier one. ValueError for steps on a GPU."""
         self._gradient_hook = hook
         if self._sync is not None:
             self._sync.gradient_hook = hook
@@ -140,9 +139,9 @@ class _Variables:
             raise ValueError(CANNOT_WEIGHT)
 
     def before_step(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that the optimizer is to use, as values of the program that is being traced.
+        """Return the optimizer's gradients, as values of the program being traced.
 
-        In the dtypes of the variables, whatever those of `gradients` are. ValueError for another shape.
+        They have the dtypes of the variables, whatever those of `gradients`. ValueError for another shape.
         """
         for name, variable, gradient in zip(self._names, self._variables, gradients, strict=True):
             check_shape(name, gradient.shape, variable.shape)
@@ -150,7 +149,7 @@ class _Variables:
             gradient.astype(variable.dtype) for variable, gradient in zip(self._variables, gradients, strict=True)
         ]
         if not self._traced:
-            settle()  # what steps do on the host comes before
+            settle()  # the host's part of earlier steps comes first
             self._device = open_device_reduction(self._settings, self._strategy, self._names, gradients)
             self._traced = True
             self._check_hook()
@@ -160,7 +159,7 @@ class _Variables:
         return self._before([*gradients, *values])[: len(gradients)]
 
     def after_step(self, due: Any) -> None:
-        """Give the variables, in the program that is being traced, the values that the strategy makes of theirs."""
+        """Assign, in the program being traced, the variables' new values that the strategy computes."""
         if not self._uses_values:
             return
         values = [variable.value for variable in self._variables]
@@ -205,14 +204,14 @@ class _Variables:
             TensorSpec(name, array.size, array.dtype.name, shape=array.shape)
             for name, array in zip(self._names, gradients, strict=True)
         ]
-        # XLA computes with all cores.
+        # XLA uses all cores.
         threads = os.cpu_count() or 1
         sync = ArraySync(self._settings.group, tensors, self._strategy, compute_threads=threads, values=values)
         sync.gradient_hook = self._gradient_hook
         return sync
 
     def close(self) -> None:
-        """Free what the strategy has allocated; collective."""
+        """Free the memory that the strategy has allocated; collective."""
         if self._sync is not None:
             self._sync.close()
             self._sync = None

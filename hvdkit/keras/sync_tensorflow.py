@@ -1,4 +1,4 @@
-"""Gradients on the TensorFlow backend: reduced by operations of the step's graph."""
+"""Reduction on the TensorFlow backend, by operations of the step's graph."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class TensorflowDriver:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._syncs: dict[tuple[int, ...], GradientSync] = {}
-        self._reduced: GradientSync | None = None  # the list whose gradients the step has reduced last
+        self._reduced: GradientSync | None = None  # the GradientSync whose gradients the step has reduced last
         self._gradient_hook: GradientHook | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
-        """See StrategyDriver.prepare: the graph starts each bucket when its gradients are there."""
+        """See StrategyDriver.prepare. The graph then starts each bucket when its gradients are ready."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         self._reduced = self._sync_of(variables)
@@ -51,7 +51,7 @@ class TensorflowDriver:
         return self._syncs[key]
 
     def reduce_window(self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
-        """See StrategyDriver.reduce_window: the optimizer comes here at the end of a window only."""
+        """See StrategyDriver.reduce_window. The optimizer calls this only at the end of a window."""
         return self.reduce(gradients, variables)
 
     def attach(self, variables: Sequence[Any]) -> None:
@@ -83,7 +83,7 @@ class TensorflowDriver:
         return agreed
 
     def enter(self) -> None:
-        """See StrategyDriver.enter: graphs that were traced before attach their strategies anew."""
+        """See StrategyDriver.enter. Earlier traced graphs attach their strategies anew."""
 
     def close(self) -> None:
         for sync in self._syncs.values():

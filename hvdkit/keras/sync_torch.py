@@ -1,4 +1,4 @@
-"""Gradients on the PyTorch backend: reduced while backward runs where that can be, else when they are applied."""
+"""Reduction on the PyTorch backend: during backward if possible, else when gradients are applied."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from hvdkit.torch.sync import GradientSync
 class TorchDriver:
     """See backends.StrategyDriver.
 
-    `loss.backward()` leaves the gradients in the parameters, so the hooks of hvdkit.torch see them: what comes to
-    `apply` is reduced already. Gradients from elsewhere (torch.autograd.grad, accumulated ones) are reduced in `apply`.
+    `loss.backward()` writes the gradients to the parameters, where the hooks of hvdkit.torch see them, so they are
+    reduced before `apply`. Gradients from elsewhere (torch.autograd.grad, accumulated ones) are reduced in `apply`.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._hooked: GradientSync | None = None
         self._others: dict[tuple[int, ...], GradientSync] = {}  # without hooks
-        self._reduced: GradientSync | None = None  # that has reduced the gradients of this step
+        self._reduced: GradientSync | None = None  # that has reduced this step's gradients
         self._gradient_hook: GradientHook | None = None
         self._tensors: _TensorHook | None = None
 
     def prepare(self, variables: Sequence[Any]) -> None:
         strategy = self._make_strategy()
-        # A sum must not be taken twice of a gradient that two backward passes add to, as those of a GAN do; an average
-        # of what is equal on all ranks changes nothing.
+        # A sum must not be computed twice over a gradient to which two backward passes add, as in a GAN; an average of
+        # values that are equal on all ranks changes nothing.
         if self._hooked is not None or not strategy.repeatable:
             return
         parameters = [variable.value for variable in variables]
@@ -69,7 +69,7 @@ class TorchDriver:
     def _reduce_given(
         self, gradients: Sequence[Any], variables: Sequence[Any], parameters: list[torch.nn.Parameter]
     ) -> list[Any]:
-        """Reduce gradients, which stay as they are; returns new ones. The parameters' own are left alone."""
+        """Return reduced gradients in new tensors, without changing the given ones or those of the parameters."""
         if self._gradient_hook is not None:
             raise ValueError(
                 "BalancedDataset: the optimizer got gradients that loss.backward() has not just computed, so they are "
@@ -126,37 +126,37 @@ class TorchDriver:
     def enter(self) -> None:
         if self._hooked is not None:
             self._hooked.enter()
-            self._hooked.zeroed()  # a backward pass may have been cut short
+            self._hooked.zeroed()  # a backward pass may have been interrupted
 
     def close(self) -> None:
         if self._hooked is not None:
             self._hooked.close()
         for sync in self._others.values():
             sync.close()
-        # They are numbered when they are needed first: a rank that comes later has none of them.
+        # They are numbered at their first use: a rank that comes later has none of them.
         self._others.clear()
         self._reduced = None
 
 
 class _TensorHook:
-    """The TensorHook of hvdkit.torch's GradientSync that calls a GradientHook of arrays."""
+    """A TensorHook, for hvdkit.torch's GradientSync, that calls a GradientHook of arrays."""
 
     def __init__(self, hook: GradientHook, clock: ComputeClock) -> None:
         self._gradient_hook, self._clock = hook, clock
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
         self._clock.gradient(gradient)
-        # Asked for each gradient: a backward pass may be cut short, and another step come after it.
+        # Queried for each gradient: a backward pass may be interrupted, and followed by another step.
         return weighted(gradient, self._gradient_hook.begin_step())
 
     @property
     def weight(self) -> float:
-        """See TensorHook; Keras has no closures, whose loss it would be for."""
+        """See TensorHook; it would weight the loss of closures, which Keras does not have."""
         return self._gradient_hook.begin_step()
 
     def stepped(self, sync: GradientSync) -> None:
-        """Nothing here, as a LossScaleOptimizer may leave the step out."""
+        """Do nothing, as a LossScaleOptimizer may skip the step."""
 
     def reduced(self, sync: GradientSync) -> None:
-        """The gradients of a step are reduced."""
+        """Called when the gradients of a step are reduced."""
         self._gradient_hook.reduced(sync, self._clock.step())

@@ -34,9 +34,9 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer step on the gradients of all ranks; see hvdkit.keras.DistributedOptimizer.
 
-    An optimizer of tf.compat.v1.train, for graphs and sessions, is taken too, with the arguments compression,
+    Also accepts an optimizer of tf.compat.v1.train, for graphs and sessions, with the arguments compression,
     sparse_as_dense, op, gradient_predivide_factor and process_set; ValueError for others.
-    use_locking: as in Horovod; accepted. Raises TypeError for an optimizer of another kind.
+    use_locking: accepted as in Horovod. Raises TypeError for an optimizer of another kind.
     """
     if session_optimizer.is_session_optimizer(optimizer):
         return session_optimizer.distribute(
@@ -63,7 +63,7 @@ def DistributedOptimizer(
         name=name,
         device_dense=device_dense,
         device_sparse=device_sparse,
-        compression=cast(Any, compression),  # known by its dtype
+        compression=cast(Any, compression),  # recognized by its dtype
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
         op=op,

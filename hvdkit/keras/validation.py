@@ -1,4 +1,4 @@
-"""Validation on what shard() made for training: rows that it repeated on a rank are left out, so each counts once."""
+"""Validation on shard()'s training data: repeated rows are left out, so that each row counts once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import keras
 
-#: By id of what shard() returned with an element repeated: a reference to it, and what makes the same without that one.
+#: id() of a result of shard() with a repeated element -> (reference to it, function that removes that element).
 _repeated: dict[int, tuple[weakref.ref[Any], Callable[[Any], Any]]] = {}
 
 
 def note_repeated(part: Any, without: Callable[[Any], Any]) -> Any:
-    """Keep in mind that the last element of a part is a repeated one; returns the part.
+    """Record that the last element of a shard is a repeated one; returns the shard.
 
-    without: makes the part without it, of the part.
+    without: function that returns the shard without that element.
     """
     key = id(part)
     _repeated[key] = weakref.ref(part, lambda _: _repeated.pop(key, None)), without
@@ -25,7 +25,7 @@ def note_repeated(part: Any, without: Callable[[Any], Any]) -> Any:
 
 
 def counted_once(data: Any) -> Any:
-    """Data for an evaluation, an array or a structure of them or a dataset, without the element that is repeated."""
+    """Return evaluation data, an array, a structure of arrays or a dataset, without a repeated element."""
     leaves = keras.tree.flatten(data)
     known = [leaf for leaf in leaves if id(leaf) in _repeated]
     if not known:
@@ -40,14 +40,14 @@ def counted_once(data: Any) -> Any:
     def leave_out(leaf: Any) -> Any:
         if id(leaf) in _repeated:
             return _repeated[id(leaf)][1](leaf)
-        # Weights of the script's own, for the rows that it got.
+        # The script's own weights for the rows of its shard.
         return leaf[:-1] if hasattr(leaf, "shape") and leaf.shape and len(leaf) in lengths else leaf
 
     return keras.tree.map_structure(leave_out, data)
 
 
 def install() -> None:
-    """Have fit() and evaluate() of every model count each row of validation once."""
+    """Patch fit() and evaluate() of all models to count each row of validation once."""
     _give_once(keras.Model, "fit", ("validation_data",))
     _give_once(keras.Model, "evaluate", ("x", "y", "sample_weight"))
 

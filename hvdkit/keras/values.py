@@ -2,7 +2,7 @@
 
 A tensor of the backend gives a tensor, anything else a numpy array. numpy keeps float64 and int64; JAX converts them to
 32 bits. All calls are collective. name: of the operation, the same on all ranks; without a name, calls are matched in
-their order. They raise NotInitializedError before init(), TypeError for a dtype that cannot be sent, and
+their order. The calls raise NotInitializedError before init(), TypeError for a dtype that cannot be sent, and
 HorovodInternalError on every rank if dtypes, shapes or operations differ between ranks.
 """
 
@@ -38,10 +38,14 @@ def allreduce(
     """Reduce a value over all ranks; every rank gets the result.
 
     value: any shape; shape and dtype the same on all ranks.
+    name: of the operation, the same on all ranks.
     average: Horovod's older argument; True for op=Average, False for op=Sum.
-    prescale_factor, postscale_factor: the value is multiplied by them before and after the reduction.
+    prescale_factor: the value is multiplied by it before the reduction.
+    postscale_factor: the result is multiplied by it after the reduction.
     op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
-    compression: the dtype that is sent instead of float32 and float64. process_set: the ranks that take part.
+    compression: the dtype that is sent instead of float32 and float64.
+    process_set: the ranks that take part.
+
     Raises ValueError for both `average` and `op`; for the other errors see the docstring of hvdkit.keras.values.
     """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
@@ -90,7 +94,11 @@ def reducescatter(
     """Reduce a value over all ranks; each rank gets its rows of the result.
 
     value: shape (n, ...); shape and dtype the same on all ranks. Rank i gets n // size rows, and one more if
-    i < n % size. op: Average or Sum.
+    i < n % size.
+    name: of the operation, the same on all ranks.
+    op: Average or Sum.
+    process_set: the ranks that take part.
+
     Raises ValueError for a scalar, NotImplementedError for another op.
     """
     array, buffer = _contiguous(value)
@@ -121,7 +129,7 @@ def _run(
 
 
 def _contiguous(value: Any) -> tuple[Array, Buffer]:
-    """A copy of the value in memory of its own, and the same as a Buffer."""
+    """Copy the value to new memory; returns the array, and its Buffer."""
     array = np.array(_numpy_of(value), order="C", copy=True)
     name = array.dtype.name
     if name not in STORAGE:
@@ -130,20 +138,20 @@ def _contiguous(value: Any) -> tuple[Array, Buffer]:
 
 
 def _float8_of_torch(tensor: Any) -> str:
-    """The dtype's name, of a float8 tensor of PyTorch: Keras cannot convert those to numpy and back."""
+    """Return the dtype's name for a float8 tensor of PyTorch: Keras cannot convert those to numpy and back."""
     name = str(tensor.dtype).removeprefix("torch.")
     return name if keras.backend.backend() == "torch" and name in FLOAT8 else ""
 
 
 def _numpy_of(value: Any) -> Array:
-    """The value as an array, which may share its memory."""
+    """Return the value as an array, which may share its memory."""
     if not keras.ops.is_tensor(value):
         return np.asarray(value)
     float8 = _float8_of_torch(value)
     if not float8:
         return keras.ops.convert_to_numpy(value)  # type: ignore[no-any-return]
     bits: Array = value.detach().cpu().view(importlib.import_module("torch").uint8).numpy()
-    return bits.view(np.dtype(float8))  # Keras has loaded ml_dtypes, which names it
+    return bits.view(np.dtype(float8))  # Keras has loaded ml_dtypes, which registers the name
 
 
 def _like(value: Any, array: Array) -> Any:

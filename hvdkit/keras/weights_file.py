@@ -1,4 +1,4 @@
-"""Check a file of weights that somebody else may have made, before Keras reads it."""
+"""Check of an untrusted weights file before Keras reads it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hvdkit.checkpoint.files import open_regular
 def check_weights_file(path: Path) -> None:
     """Raise ValueError if an HDF5 file refers to other files, or if its arrays are larger than the file.
 
-    What Keras has saved is neither: its arrays are not compressed. Raises what h5py raises for a damaged file.
+    Files that Keras has saved pass: their arrays are not compressed. Raises what h5py raises for a damaged file.
     """
     h5py = importlib.import_module("h5py")
     total = 0
 
-    def add(name: str, link: Any) -> str | None:  # what it returns ends the visit; h5py would change an exception
+    def add(name: str, link: Any) -> str | None:  # a result ends the visit; h5py would replace an exception
         nonlocal total
         if not isinstance(link, h5py.HardLink):
             return f"{name} is a {type(link).__name__}, which no checkpoint of hvdkit has"

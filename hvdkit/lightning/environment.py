@@ -1,4 +1,4 @@
-"""hvdkit's ranks, as Lightning asks for them."""
+"""hvdkit's ranks, in the interface that Lightning queries."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hvdkit.errors import WorldError
 
 
 class HvdkitEnvironment(ClusterEnvironment):
-    """The world that hvd.init() has joined; the launcher has started all ranks."""
+    """The world that hvd.init() has joined; the launcher has started all its ranks."""
 
     @property
     def creates_processes_externally(self) -> bool:
-        """It does: see the class."""
+        """True: the launcher does so."""
         return True
 
     @property
     def main_address(self) -> str:
-        """WorldError: hvdkit's ranks find each other without an address."""
+        """Raises WorldError: hvdkit's ranks connect without an address."""
         raise WorldError("hvdkit's ranks have no main address. Use strategy='ddp' for what needs one.")
 
     @property
@@ -28,27 +28,27 @@ class HvdkitEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        """No: it is used where it was asked for."""
+        """Return False: the environment is used only on request."""
         return False
 
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Return the number of ranks."""
         return size()
 
     def set_world_size(self, size: int) -> None:
-        """Does nothing: Lightning computes it from `devices` and `num_nodes`, which hvdkit does not need."""
+        """Do nothing: Lightning computes the size from `devices` and `num_nodes`, which hvdkit does not need."""
 
     def global_rank(self) -> int:
-        """This rank."""
+        """Return this rank."""
         return rank()
 
     def set_global_rank(self, rank: int) -> None:
         """See set_world_size()."""
 
     def local_rank(self) -> int:
-        """This rank, of those of its host."""
+        """Return this rank's local rank."""
         return local_rank()
 
     def node_rank(self) -> int:
-        """The number of this rank's host."""
+        """Return the number of this rank's host."""
         return cross_rank()

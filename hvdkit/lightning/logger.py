@@ -1,4 +1,4 @@
-"""A logger of Lightning that averages over the ranks: hvd.track() behind `self.log()`."""
+"""A Lightning logger that averages over the ranks: hvd.track() behind `self.log()`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from hvdkit.tracking.tracker import Tracker, track
 class HvdkitLogger(Logger):
     """Write what `self.log()` logs, averaged over all ranks, and hvdkit's own series: `Trainer(logger=...)`.
 
-    Lightning hands numbers on without their samples, so ranks count alike, and samples_per_s is not written;
-    sync_dist=True is not needed for them.
-    tensorboard, wandb, mlflow, csv: as for hvd.track(), which the first values call. A logger is one run, also for
-    test() after fit(). every: log_every_n_steps, times this number, is a window.
+    Lightning passes numbers without their sample counts, so all ranks have the same weight, and samples_per_s is not
+    written; sync_dist=True is not needed.
+
+    tensorboard, wandb, mlflow, csv: as for hvd.track(), which is called with the first values. A logger is one run,
+    also for test() after fit().
+    every: a window has log_every_n_steps times this number of steps.
     """
 
     def __init__(
@@ -39,12 +41,12 @@ class HvdkitLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The folder of Lightning's own checkpoints; "hvdkit" would be the package where a script runs in the clone."""
+        """Folder of Lightning's own checkpoints; not "hvdkit", which in a clone's root would be the package."""
         return "hvdkit_logs"
 
     @property
     def version(self) -> str:
-        """There are no versions."""
+        """Empty, as the logger has no versions."""
         return ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -55,10 +57,10 @@ class HvdkitLogger(Logger):
         self._tracker.log(metrics, step=step)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Hyperparameters are not numbers over steps, and are not written."""
+        """Do nothing: hyperparameters are not numbers over steps."""
 
     def finalize(self, status: str) -> None:
-        """Write what is left, unless the training has failed: then the other ranks may not come."""
+        """Write the remaining rows, unless the training has failed: other ranks may then not take part."""
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
@@ -68,6 +70,6 @@ class HvdkitLogger(Logger):
             tracker.close()
         else:
             logger.info("HvdkitLogger: the training ended as %r; the last window is not written.", status)
-            # Lightning says "failed" of each; its SIGTERMException is a SystemExit.
+            # Lightning's status is "failed" for each; its SIGTERMException is a SystemExit.
             killed = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
             tracker.abandon("KILLED" if killed else "FAILED")

@@ -36,19 +36,19 @@ _OPS = {
     "min": Min,
     "product": Product,
 }
-_NEVER = 1 << 30  # backward passes in a window, while gradients are only accumulated
+_NEVER = 1 << 30  # passes per window while gradients are only accumulated
 
-#: The optimizers of all fits so far that still exist. Python's collector frees those of a Trainer, on each rank at
-#: its own time, and until then they would reduce the gradients of a later fit of the module too.
+#: All existing optimizers of fits so far. Python's collector frees those of a Trainer, on each rank at its own time;
+#: until then they would reduce the gradients of a later fit of the module too.
 _fitted: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class HvdkitStrategy(ParallelStrategy):
-    """Train a LightningModule on all ranks of the job, whichever launcher has started them.
+    """Train a LightningModule on all ranks of the job, with any launcher.
 
-    Trainer(strategy="hvdkit") after `import hvdkit.lightning`; `devices` and `num_nodes` are not needed.
+    Use Trainer(strategy="hvdkit") after `import hvdkit.lightning`; `devices` and `num_nodes` are not needed.
     optimizer_options: of hvd.DistributedOptimizer, such as compression=hvd.Compression.fp16 or shard="optimizer".
-    On CPUs torch.distributed has hvdkit's process group too, for torchmetrics and the script's own calls.
+    On CPUs torch.distributed uses hvdkit's process group too, for torchmetrics and the script's own calls.
     """
 
     strategy_name = "hvdkit"
@@ -75,7 +75,7 @@ class HvdkitStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Yes: Lightning then gives each rank its part of the data."""
+        """True: Lightning then gives each rank its shard of the data."""
         return True
 
     @property
@@ -86,17 +86,17 @@ class HvdkitStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The part of the data that is this rank's."""
+        """Arguments that select this rank's shard of the data."""
         return {"num_replicas": size(), "rank": rank()}
 
     def setup_environment(self) -> None:
-        """Make the device ready and, on CPUs, torch.distributed."""
+        """Prepare the device and, on CPUs, torch.distributed."""
         super().setup_environment()
         if self.root_device.type == "cpu":
             join_world()
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Give all ranks rank 0's model, and make its optimizers step on the gradients of all of them."""
+        """Broadcast rank 0's model, and make its optimizers step on the gradients of all ranks."""
         if self._layer_sync is not None:
             raise ConfigError(
                 "Trainer(sync_batchnorm=True) does not work with strategy='hvdkit'. Use hvd.SyncBatchNorm layers in "
@@ -117,7 +117,7 @@ class HvdkitStrategy(ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Within, gradients are accumulated, and not reduced: Trainer(accumulate_grad_batches=N)."""
+        """Context that accumulates gradients without reducing them: Trainer(accumulate_grad_batches=N)."""
         wrapped = [optimizer for optimizer in self.optimizers if isinstance(optimizer, Wrapped)]
         for optimizer in wrapped:
             optimizer.set_backward_passes_per_step(_NEVER)
@@ -151,14 +151,14 @@ class HvdkitStrategy(ParallelStrategy):
         return allreduce(tensor, op=op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """All ranks' tensors, (ranks, ...). Raises ConfigError for a group of some ranks."""
+        """Return all ranks' tensors, (ranks, ...). Raises ConfigError for a group of some ranks."""
         _refuse_group(group)
         gathered: torch.Tensor = allgather((tensor if sync_grads else tensor.detach()).unsqueeze(0))
         return gathered
 
 
 def _release(model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
-    """Have the optimizers of earlier fits leave the model's gradients to these."""
+    """Stop the optimizers of earlier fits from reducing the model's gradients."""
     trained = set(model.parameters())
     for earlier in set(_fitted).difference(optimizers):
         parameters = (parameter for group in earlier.param_groups for parameter in group["params"])
@@ -180,7 +180,7 @@ def _refuse_group(group: Any) -> None:
 
 
 def register() -> None:
-    """Make Trainer(strategy="hvdkit") known."""
+    """Register the strategy for Trainer(strategy="hvdkit")."""
     if HvdkitStrategy.strategy_name not in StrategyRegistry:
         StrategyRegistry.register(
             HvdkitStrategy.strategy_name, HvdkitStrategy, description="hvdkit's DistributedOptimizer"

@@ -1,7 +1,7 @@
 """Models that do not fit into one GPU: `from hvdkit import parallel`, for PyTorch.
 
-The arithmetic of meshes and stages is in this folder. What works on torch's modules is in hvdkit.torch.parallel and is
-lent from there on first use.
+This folder contains the arithmetic of meshes and stages. Functions on torch's modules are in hvdkit.torch.parallel, and
+are imported from there on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Modules by patterns of their names, such as "layers.*.query"; an asterisk stands for part of one name."""
+"""Selection of modules by patterns of their names, such as "layers.*.query"; an asterisk matches within one name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SHOWN = 12
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Does the pattern name this module? Both have as many parts between dots."""
+    """Return whether the pattern matches this module's name; both have the same number of names between dots."""
     parts, names = pattern.split("."), name.split(".")
     return len(parts) == len(names) and all(map(fnmatchcase, names, parts))
 
 
 def select(call: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """The names that a pattern matches, in their own order. call: the user's, for messages.
+    """Return the names that a pattern matches, in their own order. call: the user's call, for messages.
 
     Raises ParallelError for a pattern that matches none.
     """

@@ -1,7 +1,7 @@
-"""Which rank gets which place in a mesh of pipeline stages, replicas and tensor-parallel ranks.
+"""Assignment of ranks to coordinates in a mesh of pipeline stages, replicas and tensor-parallel ranks.
 
-Tensor parallelism sends activations several times a layer, so its groups lie inside hosts. Replicas come next. Stages
-send the least, one activation a micro-batch, so they are the ones between hosts: the order of Megatron-LM (Narayanan et
+Tensor parallelism sends activations several times per layer, so its groups lie inside hosts. Replicas come next. Stages
+send the least, one activation per micro-batch, so they lie between hosts: the order of Megatron-LM (Narayanan et
 al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 3.2).
 """
 
@@ -15,39 +15,44 @@ import numpy.typing as npt
 
 from hvdkit.errors import ParallelError
 
-#: From the outermost, between hosts, to the innermost.
+#: Axes from the outermost, between hosts, to the innermost.
 AXES = ("pp", "dp", "tp")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """ranks: (pp, dp, tp), the number in the world of the rank at each place."""
+    """The ranks of a mesh. ranks: (pp, dp, tp), the number in the world of the rank at each coordinate."""
 
     ranks: npt.NDArray[np.int64]
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis."""
+        """Return the number of ranks along an axis."""
         return int(self.ranks.shape[_number(axis)])
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The place of a rank, from 0 along each axis."""
+        """Return the coordinates of a rank, from 0 along each axis."""
         (place,) = np.argwhere(self.ranks == rank)
         return dict(zip(AXES, place.tolist(), strict=True))
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The groups of ranks that differ in this coordinate only, each in the order of the coordinate."""
+        """Return the groups of ranks that differ in this coordinate only, each in the order of the coordinate."""
         rows: list[list[int]] = np.moveaxis(self.ranks, _number(axis), -1).reshape(-1, self.size(axis)).tolist()
         return rows
 
     def group(self, axis: str, rank: int) -> list[int]:
-        """The group of this axis that a rank is in."""
+        """Return the group of this axis that contains a rank."""
         return next(ranks for ranks in self.groups(axis) if rank in ranks)
 
 
 def settle_sizes(world: int, dp: int | None, tp: int, pp: int) -> tuple[int, int, int]:
     """Check the sizes of a mesh against the number of ranks; returns (dp, tp, pp).
 
-    dp: None for as many replicas as there are ranks for. Raises ParallelError where the product is not the world.
+    world: number of ranks.
+    dp: number of replicas; None for as many as the ranks allow.
+    tp: number of tensor-parallel ranks.
+    pp: number of stages.
+
+    Raises ParallelError if the product is not `world`.
     """
     given = {"dp": dp, "tp": tp, "pp": pp}
     for axis, size in given.items():
@@ -65,7 +70,7 @@ def settle_sizes(world: int, dp: int | None, tp: int, pp: int) -> tuple[int, int
 
 
 def _suggest(world: int, tp: int, pp: int) -> str:
-    """A mesh that is there, with the axes as near to what was asked for as the world allows."""
+    """Suggest a possible mesh whose axes are as close to the requested sizes as the world allows."""
     near_tp = max(size for size in range(1, min(tp, world) + 1) if world % size == 0)
     rest = world // near_tp
     near_pp = max(size for size in range(1, min(pp, rest) + 1) if rest % size == 0)
@@ -73,9 +78,14 @@ def _suggest(world: int, tp: int, pp: int) -> str:
 
 
 def place(hosts: Sequence[str], dp: int, tp: int, pp: int) -> Placement:
-    """Place the ranks of a world. hosts: of each rank, by rank. dp * tp * pp is their number.
+    """Assign the ranks of a world to coordinates.
 
-    As many tp groups as possible lie inside a host; only ranks that are left over on several hosts form one together.
+    hosts: host of each rank, by rank; dp * tp * pp of them.
+    dp: number of replicas.
+    tp: number of tensor-parallel ranks.
+    pp: number of stages.
+
+    As many tp groups as possible lie inside a host; only the remaining ranks of several hosts form a group together.
     """
     members = {host: [rank for rank, each in enumerate(hosts) if each == host] for host in dict.fromkeys(hosts)}
     whole = {host: len(ranks) // tp * tp for host, ranks in members.items()}
@@ -85,14 +95,14 @@ def place(hosts: Sequence[str], dp: int, tp: int, pp: int) -> Placement:
 
 
 def describe_slow_tensor_parallelism(placement: Placement, hosts: Sequence[str]) -> str:
-    """Say what it costs that tp groups lie on several hosts; "" where none does."""
+    """Describe the cost of tp groups that span several hosts; "" if none does."""
     across = [ranks for ranks in placement.groups("tp") if len({hosts[rank] for rank in ranks}) > 1]
     if not across:
         return ""
     tp = placement.size("tp")
     slots = min(hosts.count(host) for host in set(hosts))
     fits = max(size for size in range(1, min(tp, slots) + 1) if tp % size == 0 and slots % size == 0)
-    # A ring moves 2 (n - 1) / n of the data; 4 allreduces a layer (Megatron-LM, 2 forward and 2 backward).
+    # A ring moves 2 (n - 1) / n of the data; 4 allreduces per layer (Megatron-LM, 2 forward and 2 backward).
     sent = 4 * 2 * (tp - 1) / tp
     return (
         f"tp={tp} spans hosts: {len(across)} of {len(placement.groups('tp'))} tensor-parallel groups lie on several, "

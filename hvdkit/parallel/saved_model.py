@@ -1,4 +1,4 @@
-"""Does a sharded checkpoint hold what the model needs?"""
+"""Comparison of a sharded checkpoint's tensors with those that the model needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHOWN = 3
 
 
 def describe_difference(needed: Shapes, saved: Shapes) -> str:
-    """Say how the tensors of a training differ from those of a checkpoint; "" if they do not. Shapes by name."""
+    """Describe how the tensors of a training differ from those of a checkpoint; "" for equal ones. Shapes by name."""
     missing = [name for name in needed if name not in saved]
     unexpected = [name for name in saved if name not in needed]
     unequal = [name for name in needed if name in saved and tuple(needed[name]) != tuple(saved[name])]

@@ -1,4 +1,4 @@
-"""Cutting a chain of parts into pipeline stages of about equal cost, and which rank has which stage."""
+"""Division of a chain of parts into pipeline stages of about equal cost, and assignment of stages to ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hvdkit.errors import ParallelError
 
 
 def balance(costs: Sequence[float], stages: int) -> list[range]:
-    """Cut parts into `stages` consecutive ranges, so that the largest sum of costs is as small as it can be.
+    """Divide parts into `stages` consecutive ranges with the smallest possible largest sum of costs.
 
-    costs: of each part, in any unit; as many parts as stages or more. Dynamic programming over prefixes, n^2 stages.
+    costs: of each part, in any unit; at least as many parts as stages. Dynamic programming over prefixes, n^2 stages.
     """
     sums = [0.0, *itertools.accumulate(costs)]
     count = len(costs)
-    # best[i]: smallest largest sum of the first i parts in the stages so far; cuts[s][i]: where the last one begins.
+    # best[i]: smallest largest sum of the first i parts in the stages so far; cuts[s][i]: beginning of the last stage.
     best = [0.0] + [float("inf")] * count
     cuts: list[list[int]] = []
     for stage in range(1, stages + 1):
@@ -34,7 +34,7 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def stages_of_rank(rank: int, ranks: int, stages: int, *, v_shaped: bool) -> list[int]:
-    """The stages of one rank of a pipeline: every `ranks`-th, or there and back where the schedule is v-shaped."""
+    """Return the stages of one rank of a pipeline: every `ranks`-th, or forth and back for a v-shaped schedule."""
     if v_shaped:
         return [rank, stages - 1 - rank]
     return list(range(rank, stages, ranks))
@@ -45,8 +45,15 @@ def settle_stages(
 ) -> int:
     """Check stages and micro-batches against schedule, ranks and model; returns the number of stages.
 
-    stages: None for the least that the schedule takes. several: does it take several stages a rank?
-    Raises ParallelError for what does not fit.
+    schedule: its name.
+    ranks: of the pipeline.
+    parts: number of the model's parts.
+    stages: None for the smallest number that the schedule allows.
+    microbatches: in a batch.
+    several: whether the schedule allows several stages per rank.
+    v_shaped: see stages_of_rank().
+
+    Raises ParallelError for numbers that do not fit.
     """
     call = f"pipeline(schedule={schedule!r})"
     if stages is None:

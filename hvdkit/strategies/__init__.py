@@ -1,1 +1,1 @@
-"""Strategies without a framework: local SGD, DiLoCo, asynchronous and backup steps. They import the door only."""
+"""Strategies for all frameworks: local SGD, DiLoCo, asynchronous and backup steps. They import the door only."""

@@ -1,4 +1,4 @@
-"""Checks of arguments that the strategies of this folder share."""
+"""Argument checks that the strategies of this folder share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def check_integer(who: str, name: str, value: Any, least: int) -> None:
-    """Raise TypeError for what is no integer, ValueError for one below `least`."""
+    """Raise TypeError for a value that is not an integer, ValueError for one below `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{who}: {name} is {value!r}; it must be an integer.")
     if value < least:
@@ -17,7 +17,7 @@ def check_integer(who: str, name: str, value: Any, least: int) -> None:
 
 
 def refuse_arguments(who: str, others: Collection[str]) -> None:
-    """Raise TypeError for arguments that only optimizers have whose ranks reduce gradients together."""
+    """Raise TypeError for arguments that require ranks to reduce gradients together."""
     if others:
         raise TypeError(
             f"{who} has no argument {', '.join(others)}. If it is misspelled, correct it. An op or a compression it "

@@ -1,9 +1,9 @@
-"""Asynchronous steps with bounded staleness: ranks send how their parameters change, and take what is there.
+"""Asynchronous steps with bounded staleness: ranks send changes of parameters, and get the servers' present values.
 
-One step of a rank: the inner optimizer steps on the rank's own gradients; the change that it made, divided by the
-number of ranks, goes to the servers, which add it to the values that all share; the rank goes on from these. So the
-optimizer's state (momentum, Adam's moments) is each rank's own, as in Downpour SGD (J. Dean et al., "Large Scale
-Distributed Deep Networks", 2012), and any optimizer of any framework will do.
+In a step of a rank the inner optimizer steps on the rank's own gradients. The rank sends the resulting change, divided
+by the number of ranks, to the servers, which add it to the shared values. The rank continues from these. So each rank
+has its own optimizer state (momentum, Adam's moments), as in Downpour SGD (J. Dean et al., "Large Scale
+Distributed Deep Networks", 2012), and any optimizer of any framework is possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHO = "AsynchronousOptimizer()"
 
 
 class SharedValues:
-    """The Service that keeps a slice of the parameters, and adds the changes that ranks send.
+    """The Service that keeps a slice of the parameters, and adds the changes that ranks send to it.
 
     start: the first values (n,), copied.
     """
@@ -43,11 +43,14 @@ class SharedValues:
 
 
 class Asynchronous(ServedStrategy):
-    """Ranks step at their own pace, at most staleness + 1 times while another rank is in one step.
+    """Strategy in which ranks step at their own pace: at most staleness + 1 steps during one step of another rank.
 
-    staleness: 1 or more; scale_by_staleness: see Clocks. servers: on so many first ranks a thread keeps a slice of the
-    parameters, in float32 (float64 where a parameter is).
-    Raises ValueError for numbers that cannot be used.
+    staleness: 1 or more; see Clocks.
+    servers: number of servers; each of the first ranks runs a server thread, which keeps a slice of the parameters, in
+    float32 (float64 if a parameter has it).
+    scale_by_staleness: see Clocks.
+
+    Raises ValueError for invalid numbers.
     """
 
     who = _WHO
@@ -68,7 +71,7 @@ class Asynchronous(ServedStrategy):
         return f"Asynchronous {self._staleness} {self._servers} {self._scaled}"
 
     def open(self, parameters: Parameters, group: Group) -> None:
-        """Begin with rank 0's values, which all ranks have after their next step; collective."""
+        """Open the servers with rank 0's values, which all ranks have after their next step; collective."""
         transport = group.transport
         self._size = transport.size
         self._values = values = FlatValues(parameters.tensors, parameters.values)
@@ -87,7 +90,7 @@ class Asynchronous(ServedStrategy):
             self._values.read(self._before)
 
     def after_step(self) -> None:
-        """See Strategy.after_step; not collective. Waits if the values of a rank would get too old.
+        """See Strategy.after_step; not collective. Waits while the values of a rank would become too old.
 
         Raises RankLostError if a rank has ended.
         """
@@ -99,12 +102,12 @@ class Asynchronous(ServedStrategy):
         self._exchange(PUSH)
 
     def finish(self) -> None:
-        """Wait until all ranks call it, and give all of them the same parameters; collective.
+        """Wait until all ranks call it, and set the same parameters on all of them; collective.
 
-        Until then this rank holds nobody back. Steps may follow.
+        Meanwhile other ranks do not wait for this one. Steps may follow.
         """
         if self._values is not None:
-            self._values.read(self._after)  # as every write needs it
+            self._values.read(self._after)  # required before each write
             self._exchange(FINISH)
 
     def _exchange(self, kind: float) -> None:
@@ -121,16 +124,21 @@ class Asynchronous(ServedStrategy):
 
 
 def slices(count: int, servers: int) -> list[tuple[int, int]]:
-    """The (start, stop) of each server's elements."""
+    """Return the (start, stop) of each server's elements."""
     return [(at * count // servers, (at + 1) * count // servers) for at in range(servers)]
 
 
 def choose_asynchronous(
     staleness: int, servers: int, *, scaled: bool, process_set: ProcessSet, others: Collection[str]
 ) -> Asynchronous | None:
-    """The strategy that the arguments of AsynchronousOptimizer() ask for; None for no other than AllReduce.
+    """Return the strategy for the arguments of AsynchronousOptimizer(); None for AllReduce.
 
-    others: arguments that it does not have. Raises ValueError or TypeError for what cannot be used.
+    staleness, servers: as for Asynchronous.
+    scaled: scale_by_staleness.
+    process_set: the ranks that train together.
+    others: names of unsupported arguments.
+
+    Raises ValueError or TypeError for invalid arguments.
     """
     refuse_arguments(_WHO, others)
     check_process_set(process_set, _WHO)
@@ -148,7 +156,7 @@ def choose_asynchronous(
 
 
 def _check_numbers(staleness: int, servers: int) -> None:
-    """Raise ValueError or TypeError for numbers that cannot be used with any number of ranks."""
+    """Raise ValueError or TypeError for numbers that are invalid with any number of ranks."""
     check_integer(_WHO, "staleness", staleness, 0)
     check_integer(_WHO, "servers", servers, 1)
 

@@ -1,10 +1,10 @@
-"""Synchronous steps with backup ranks: a step uses the gradients that come first, and drops the slowest ranks'.
+"""Synchronous steps with backup ranks: a step uses the gradients that arrive first, and drops those of the slowest.
 
 Source: J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
-All ranks send their gradients to a server, which decides for each step whose are used, and answers every rank with the
-same average of those. So all ranks take the same steps, and their parameters and optimizer states stay equal. A rank
-that comes late gets the average that was made without it; it goes through the steps that it has missed one by one.
+All ranks send their gradients to a server, which selects the used ones for each step, and answers every rank with
+the same average of those. So all ranks make the same steps, and their parameters and optimizer states stay equal. A
+late rank gets the average that was made without it; it makes the missed steps one by one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _WHO = "BackupSteps()"
 
 
 class FirstGradients:
-    """The Service that averages the gradients of each step that come first.
+    """The Service that averages the gradients that arrive first in each step.
 
-    size: ranks. drop: of how many ranks a step does not wait. ahead: by how many steps ranks may be before the slowest
-    one; as many averages are kept for it. An answer notes how many steps behind the rank is after it, and whether its
-    gradients were dropped (1.0).
+    size: number of ranks. drop: number of ranks that a step does not wait for. ahead: number of steps that ranks may be
+    ahead of the slowest one; as many averages are kept for it. An answer contains the number of steps that the rank is
+    behind after it, and 1.0 if its gradients were dropped.
     """
 
     def __init__(self, size: int, drop: int, ahead: int) -> None:
         self._size, self._drop, self._ahead = size, drop, ahead
-        self._sent = [0] * size  # steps that each rank has sent gradients of
-        self._decided = 0  # steps
-        self._pending: dict[int, Array] = {}  # gradients of the next step to be decided, by rank
-        self._contributors: dict[int, frozenset[int]] = {}  # by step, as the averages
-        self._averages: dict[int, Array] = {}  # that not all ranks have
+        self._sent = [0] * size  # number of gradients that each rank has sent
+        self._decided = 0  # number of decided steps
+        self._pending: dict[int, Array] = {}  # rank -> its gradients for the next undecided step
+        self._contributors: dict[int, frozenset[int]] = {}  # step -> ranks whose gradients were used
+        self._averages: dict[int, Array] = {}  # step -> average, until all ranks have it
         self._finished: set[int] = set()
 
     def take(self, rank: int, kind: float, numbers: Array) -> None:
@@ -48,7 +48,7 @@ class FirstGradients:
             self._pending[rank] = numbers.copy()
 
     def answers(self, waiting: Collection[int]) -> Mapping[int, Answer]:
-        """See Service.answers. Ranks that have finished are answered together, when all have."""
+        """See Service.answers. Finished ranks are answered together, when all have finished."""
         most = max(self._sent)
         early = sorted(rank for rank in self._finished if self._sent[rank] < most)
         if early:
@@ -72,7 +72,7 @@ class FirstGradients:
         return found
 
     def _decide(self) -> None:
-        """Average what has come for the next step, if that is enough; summed in the order of ranks."""
+        """Average the gradients of the next step if enough have arrived; summed in the order of ranks."""
         step = self._decided + 1
         if len(self._pending) < self._size - self._drop or step - min(self._sent) > self._ahead:
             return
@@ -86,12 +86,12 @@ class FirstGradients:
 
 
 class BackupSteps(ServedStrategy):
-    """Every step averages the first gradients to come, of all ranks but `drop`; those that come later are dropped.
+    """Strategy that averages the first gradients to arrive, of all ranks but `drop`; later gradients are dropped.
 
-    Gradients that are there when the average is made are used, even of more ranks. ahead: see FirstGradients. dropped:
-    how many gradients of this rank were dropped so far. behind: how many of this rank's next steps are decided already,
-    so that it need not compute gradients for them.
-    Raises ValueError or TypeError for numbers that cannot be used.
+    All gradients that are there when the average is made are used. ahead: see FirstGradients. The attribute `dropped`:
+    number of this rank's gradients that were dropped so far. The attribute `behind`: number of this rank's next steps
+    that are already decided, so that it need not compute gradients for them.
+    Raises ValueError or TypeError for invalid numbers.
     """
 
     who = _WHO
@@ -113,7 +113,7 @@ class BackupSteps(ServedStrategy):
     def open(self, parameters: Parameters, group: Group) -> None:
         """See ServedStrategy.open."""
         self._gradients = gradients = FlatValues(parameters.tensors, parameters.gradients)
-        # Behind the gradients, for each tensor, whether a rank has one.
+        # After the gradients: for each tensor, whether a rank has a gradient.
         self._flat = np.empty(gradients.count + len(parameters.tensors), gradients.dtype)
         service = FirstGradients(group.transport.size, self._drop, self._ahead)
         self.open_server(group, 0, self._flat.size, gradients.dtype, service)
@@ -146,9 +146,13 @@ class BackupSteps(ServedStrategy):
 
 
 def choose_backup_steps(drop: int, ahead: int, process_set: ProcessSet, others: Collection[str]) -> BackupSteps | None:
-    """The strategy that the arguments of BackupSteps() ask for; None for no other than AllReduce.
+    """Return the strategy for the arguments of BackupSteps(); None for AllReduce.
 
-    others: arguments that it does not have. Raises ValueError or TypeError for what cannot be used.
+    drop, ahead: as for BackupSteps.
+    process_set: the ranks that train together.
+    others: names of unsupported arguments.
+
+    Raises ValueError or TypeError for invalid arguments.
     """
     refuse_arguments(_WHO, others)
     check_process_set(process_set, _WHO)
@@ -161,7 +165,7 @@ def choose_backup_steps(drop: int, ahead: int, process_set: ProcessSet, others: 
 
 
 def _check_drop(drop: int, size: int) -> None:
-    """Raise ValueError where every rank's gradients could be dropped."""
+    """Raise ValueError if every rank's gradients could be dropped."""
     if drop >= size:
         raise ValueError(
             f"{_WHO}: drop is {drop}, but there are {size} ranks, and a step needs the gradients of one at least. Use "

@@ -8,11 +8,11 @@ from hvdkit.strategies.periodic import PeriodicAverage
 
 
 class DiLoCo(PeriodicAverage):
-    """Every rank steps by its own gradients; after `every` steps an outer optimizer moves what all of them begin with.
+    """Strategy of local steps, after `every` of which an outer optimizer steps the parameters that all ranks share.
 
     Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
 
-    outer: OuterSGD() if None. The others: see LocalSGD.
+    outer: OuterSGD() if None. The other arguments: see LocalSGD.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def split_fragments(counts: Sequence[int], fragments: int) -> list[list[int]]:
     """Divide tensors, given by their numbers of elements, into fragments of about equal size.
 
-    Returns the indices of each fragment in rising order; every tensor is in exactly one fragment, none is empty.
+    Returns the indices of each fragment, ascending; every tensor is in exactly one fragment, and no fragment is empty.
     Raises ValueError for fewer tensors than fragments.
     """
     if len(counts) < fragments:
@@ -19,7 +19,7 @@ def split_fragments(counts: Sequence[int], fragments: int) -> list[list[int]]:
     parts: list[list[int]] = [[] for _ in range(fragments)]
     sizes = [0] * fragments
     for index in sorted(range(len(counts)), key=lambda index: -counts[index]):
-        # Of fragments of equal size the one with fewer tensors: tensors may be empty, fragments not.
+        # Among fragments of equal size, the one with fewer tensors: tensors may be empty, fragments may not.
         lightest = min(range(fragments), key=lambda part: (sizes[part], len(parts[part])))
         parts[lightest].append(index)
         sizes[lightest] += counts[index]
@@ -27,9 +27,9 @@ def split_fragments(counts: Sequence[int], fragments: int) -> list[list[int]]:
 
 
 def due_fragment(step: int, every: int, fragments: int) -> int | None:
-    """The fragment that is averaged after this step, counted from 1; None if none is.
+    """Return the fragment that is averaged after this step, counted from 1; None for no fragment.
 
-    Each fragment comes once in `every` steps, at equal distances as far as whole steps allow; the last one at the end.
+    Each fragment is due once in `every` steps, at equal distances as far as whole steps allow; the last one at the end.
     """
     within = (step - 1) % every + 1
     for part in range(fragments):

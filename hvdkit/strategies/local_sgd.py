@@ -1,4 +1,4 @@
-"""Local SGD: the parameters become their average over all ranks after every so many steps."""
+"""Local SGD: after a fixed number of steps the parameters become their average over all ranks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from hvdkit.strategies.periodic import PeriodicAverage
 
 
 class LocalSGD(PeriodicAverage):
-    """Every rank steps by its own gradients; after `every` steps all go on from the average of their parameters.
+    """Strategy of local steps on each rank's own gradients; after `every` steps the parameters are averaged.
 
     Source: S. Stich, "Local SGD Converges Fast and Communicates Little", 2019. With start_after: T. Lin et al., "Don't
     Use Large Mini-Batches, Use Local SGD" (post-local SGD), 2020.
 
-    start_after: so many first steps on averaged gradients. fragments: into how many parts the parameters are divided,
-    which are averaged at different steps, each after every `every`. overlap: for how many steps an average may be under
-    way while the ranks train on; then what a rank has changed meanwhile is kept. gradients: reduces gradients in the
-    first steps; what is sent later is compressed by its options as well.
-    Raises ValueError or TypeError for numbers that cannot be used.
+    every: number of steps between two averages.
+    start_after: number of first steps on averaged gradients.
+    fragments: number of groups of parameters that are averaged at different steps, each group after `every` steps.
+    overlap: number of steps for which an average may be under way while the ranks train; a rank's changes meanwhile are
+    added to the result.
+    gradients: reduces gradients in the first steps; later data is compressed by its options as well.
+
+    Raises ValueError or TypeError for invalid numbers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The outer optimizer of DiLoCo: a step of the parameters that all ranks share, along their average change."""
+"""The outer optimizer of DiLoCo: it steps the parameters that all ranks share along their average change."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from hvdkit.engine.api import Array
 
-_BLOCK = 32 * 1024  # elements that stay in a core's cache
+_BLOCK = 32 * 1024  # number of elements that fit in a core's cache
 
 
 @dataclass(frozen=True)
 class OuterSGD:
-    """SGD with (Nesterov) momentum, as torch.optim.SGD computes it; the gradient is minus the average change.
+    """SGD with (Nesterov) momentum, computed as by torch.optim.SGD; the gradient is minus the average change.
 
-    The defaults are those of DiLoCo (A. Douillard et al., 2023). OuterSGD(1.0, 0.0) makes the parameters their average.
-    Raises ValueError for a learning rate that is not above 0, and a momentum that is not from 0 up to 1.
+    The defaults are those of DiLoCo (A. Douillard et al., 2023). OuterSGD(1.0, 0.0) sets the parameters to their
+    average. Raises ValueError unless the learning rate is above 0 and the momentum in [0, 1).
     """
 
     lr: float = 0.7

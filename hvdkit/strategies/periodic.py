@@ -1,15 +1,15 @@
-"""Ranks that step by their own gradients, and whose parameters meet after every so many steps.
+"""Strategies of local steps: ranks step on their own gradients, and average their parameters periodically.
 
-All ranks hold the same shared values. A rank sends how its parameters have changed since they were those; the average
-of these changes moves the shared values, by an outer optimizer, and the parameters become the new ones:
+All ranks hold the same shared values. A rank sends the changes of its parameters relative to them. The average of these
+changes moves the shared values, by an outer optimizer, and the parameters become the new shared values:
 
     change_r = parameters_r - shared          of rank r, sent
     shared   = outer(shared, mean of changes)
-    parameters_r = shared                     + what rank r has changed since it sent, where it did not wait
+    parameters_r = shared                     + changes of rank r since it sent, if it did not wait
 
-So what is sent is small numbers around zero, which lose little in a narrow dtype, and a rank that has joined sends
-zeros. Fragments of the parameters may meet at different steps, and a fragment's average may be under way for some steps
-while the ranks train on (S. Shen et al., "Faster Distributed Deep Net Training: Computation and Communication Decoupled
+So the ranks send small numbers around zero, which lose little in a narrow dtype, and a joined rank sends zeros.
+Fragments of the parameters may be averaged at different steps, and a fragment's average may be under way for some steps
+while the ranks train (S. Shen et al., "Faster Distributed Deep Net Training: Computation and Communication Decoupled
 Stochastic Gradient Descent", 2019; A. Douillard et al., "Streaming DiLoCo with overlapping communication", 2025).
 """
 
@@ -54,10 +54,11 @@ EVEN_STEPS = (
 
 @dataclass
 class _Fragment:
-    """Tensors that meet at the same steps.
+    """Tensors that are averaged at the same steps.
 
-    average: of their changes. began: the step after which the average under way began, None if none is; wanted: is its
-    outcome? changes: under way. sent: the parameters' values then, where the rank trains on.
+    average: of their changes. began: the step after which the average under way began; None for no average. wanted:
+    whether its result is used. changes: under way. sent: the parameters' values at the beginning, if the rank trains
+    on.
     """
 
     indices: list[int]
@@ -69,10 +70,12 @@ class _Fragment:
 
 
 class PeriodicAverage(Strategy):
-    """The common part of LocalSGD and DiLoCo, see there and above.
+    """Base class of LocalSGD and DiLoCo; see them and the module's docstring.
 
-    outer: the outer optimizer. gradients: reduces them in the first `start_after` steps; its options are those of what
-    is sent later, too.
+    every: number of steps between two averages.
+    outer: the outer optimizer.
+    start_after, fragments, overlap: see LocalSGD.
+    gradients: reduces the gradients in the first `start_after` steps; later data is sent with its options, too.
     """
 
     equal_replicas = False
@@ -109,17 +112,17 @@ class PeriodicAverage(Strategy):
         self._gradients = gradients if gradients is not None else AllReduce(ReduceOptions())
         if not self._gradients.options.average:
             raise ValueError(f"{who}: gradients must be averaged in the first steps, not summed.")
-        # In local steps before_step() does nothing, so that hooks are of use in the first ones only.
+        # In local steps before_step() does nothing, so hooks are useful in the first steps only.
         self.overlaps_backward = start_after > 0
         self._steps = 0
         self._parameters: Parameters | None = None
         self._values: ParameterValues | None = None
         self._shared: dict[str, Array] = {}  # by the name of the parameter, as the next two
         self._velocity: dict[str, Array] = {}
-        self._met: dict[str, int] = {}  # the step after which the values were that met last
-        self._layouts: dict[str, str] = {}  # of the shared values, as TensorSpec.layout; not known of a loaded state
+        self._met: dict[str, int] = {}  # the step after which the values were averaged last
+        self._layouts: dict[str, str] = {}  # of the shared values, as TensorSpec.layout; unknown for a loaded state
         self._fragments: list[_Fragment] = []
-        self._reading = False  # are shared values missing, that the next step begins with the parameters' own?
+        self._reading = False  # whether the next step must set missing shared values from the parameters
 
     def __str__(self) -> str:
         return (
@@ -139,13 +142,13 @@ class PeriodicAverage(Strategy):
 
     @property
     def steps(self) -> int:
-        """How many steps the optimizer has taken."""
+        """The number of steps that the optimizer has made."""
         return self._steps
 
     def attach(self, parameters: Parameters, group: Group) -> None:
         """See Strategy.attach. All ranks get rank 0's shared values, momentum and number of steps.
 
-        Averages under way are dropped: what they would have brought comes with the next ones.
+        Averages under way are dropped: the next averages include their changes.
         """
         self._close(in_step=True)
         check_tensors(group.transport, parameters.tensors, str(self))
@@ -176,9 +179,9 @@ class PeriodicAverage(Strategy):
         return [tensor.name for tensor in self._parameters.tensors]
 
     def _read_missing(self) -> None:
-        """Let the parameters' present values be the shared ones of those that have none.
+        """Set missing shared values to the parameters' present values.
 
-        Raises ValueError for a parameter whose elements have another order in memory than its shared values.
+        Raises ValueError for a parameter whose memory order differs from that of its shared values.
         """
         assert self._parameters is not None and self._values is not None
         for tensor in self._parameters.tensors:
@@ -254,23 +257,23 @@ class PeriodicAverage(Strategy):
                 self._end(self._fragments[due])
 
     def _agree(self) -> None:
-        """Have all ranks come here after the same step, or raise HorovodInternalError on all of them; collective.
+        """Check that all ranks call this after the same step, else raise HorovodInternalError on all; collective.
 
-        Otherwise a rank in a meeting would wait for one that has ended its steps and waits in synchronize().
+        Otherwise a rank would wait in an average for another that has ended its steps and waits in synchronize().
         """
         self._together("meeting", options=[("steps", str(self._steps))])
 
     def _end_warm_up(self) -> None:
-        """Let the present values be the shared ones: of rank 0, whose rounding may differ; collective.
+        """Set the shared values to rank 0's present values, as rounding may differ between ranks; collective.
 
-        Raises HorovodInternalError if a rank has joined, which would go on without them.
+        Raises HorovodInternalError if a rank has joined, as it would continue without them.
         """
         self._shared.clear()
         self._read_missing()
         self._together("local_steps", lambda transport, _: self._take_from_root(transport))
 
     def _together(self, kind: str, action: Action | None = None, options: Sequence[tuple[str, str]] = ()) -> None:
-        """See collective_step(); that ranks have not come to this alike is said with its cure."""
+        """See collective_step(); an error about ranks that disagree also contains the remedy."""
         assert self._parameters is not None
         try:
             collective_step(self._group.engine, kind, action, name=self._parameters.name, options=options)
@@ -278,10 +281,10 @@ class PeriodicAverage(Strategy):
             raise RanksDisagreeError(f"{error} {EVEN_STEPS}") from error
 
     def synchronize(self) -> None:
-        """Have all parameters meet now, as far as they have not since the last step; collective.
+        """Average all parameters that were not averaged since the last step; collective.
 
         Afterwards they are equal on all ranks, and no average is under way. Raises HorovodInternalError if ranks have
-        taken different numbers of steps.
+        made different numbers of steps.
         """
         if self._parameters is None:
             return
@@ -298,7 +301,7 @@ class PeriodicAverage(Strategy):
                 self._end(fragment)
 
     def drop(self) -> None:
-        """Leave out what averages bring that are under way; on all ranks. It comes with the next ones."""
+        """Discard the results of averages under way, on all ranks; the next averages include their changes."""
         for fragment in self._fragments:
             fragment.wanted = False
 
@@ -318,7 +321,7 @@ class PeriodicAverage(Strategy):
         fragment.average.begin(fragment.changes)
 
     def _end(self, fragment: _Fragment) -> None:
-        """Wait for the average, and go on from what the outer optimizer makes of it."""
+        """Wait for the average, and continue from the outer optimizer's result."""
         assert self._values is not None and fragment.began is not None
         fragment.average.finish()
         names = self._names
@@ -350,10 +353,10 @@ class PeriodicAverage(Strategy):
         self._fragments = []
 
     def state_dict(self) -> dict[str, Any]:
-        """See Strategy.state_dict: the number of steps; of each parameter the shared values, the outer momentum, and
-        the step after which it has met last.
+        """See Strategy.state_dict: the number of steps, and the state of each parameter.
 
-        What an average that is under way would bring is not in it.
+        For each parameter: the shared values, the outer momentum, and the step of the last average. Averages under way
+        are not part of it.
         """
         return {
             "steps": self._steps,
@@ -364,7 +367,7 @@ class PeriodicAverage(Strategy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Strategy.load_state_dict. An empty one: begin anew, from the parameters of the next step."""
+        """See Strategy.load_state_dict. An empty state: start anew, from the parameters of the next step."""
         if state and {*state} - {"layouts"} != {"steps", "shared", "velocity", "met"}:
             raise ValueError(
                 f"{type(self).__name__}.load_state_dict() needs steps, shared, velocity and met; the state has "

@@ -1,4 +1,4 @@
-"""What strategies have in common whose ranks meet at servers (server.py) and not in collectives."""
+"""Base class of strategies whose ranks communicate with servers (server.py), not in collectives."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from hvdkit.strategies.server import ServerLink, Service
 
 
 class ServedStrategy(Strategy):
-    """A strategy that opens its servers in open(), and has them until detach()."""
+    """A strategy that opens its servers in open(), and closes them in detach()."""
 
-    #: For messages.
+    #: The name in messages.
     who: str
 
     def __init__(self) -> None:
         self._links: list[ServerLink] = []
 
     def describe(self, size: int) -> str:
-        """What all ranks must have alike. Raises ValueError for what does not go with so many ranks."""
+        """Describe the settings, which must be equal on all ranks. ValueError for an unsuitable number of ranks."""
         raise NotImplementedError
 
     def open(self, parameters: Parameters, group: Group) -> None:
@@ -29,14 +29,14 @@ class ServedStrategy(Strategy):
             raise TypeError(f"{what} has dtype {dtype}, which {self.who} cannot train. Use real numbers.")
 
     def enter(self, group: Group) -> None:
-        """See Strategy.enter. From now on hvd.join() is refused, as long as the strategy is there."""
+        """See Strategy.enter. hvd.join() is refused from now on, as long as the strategy exists."""
         group.engine.joining.refusals[self] = (
             f"{self.who} waits for every rank in its steps. Call optimizer.finish() on all ranks after their last "
             "step, in place of hvd.join()."
         )
 
     def attach(self, parameters: Parameters, group: Group) -> None:
-        """See Strategy.attach. Raises ValueError where the engine or the number of ranks does not allow it."""
+        """See Strategy.attach. Raises ValueError if the engine or the number of ranks does not allow it."""
         self.detach()
         if other_engine():
             raise ValueError(

@@ -1,8 +1,9 @@
-"""A server: a thread of a rank that takes numbers from all ranks, and answers each of them when its Service says so.
+"""A server: a thread of a rank that receives numbers from all ranks, and answers each when its Service decides so.
 
-Messages are those of a transport, so they work alike over MPI, over Gloo and inside a host. Each server has a
-transport of its own: of a process only one thread uses it, on the server's rank the server's, elsewhere the one that
-trains. MPI's one-sided operations are not used: a server must decide which rank waits, and ULFM repairs no windows.
+Messages are sent by a transport, so they work alike over MPI, over Gloo and inside a host. Each server has its own
+transport, which only one thread of a process uses: on the server's rank the server's thread, on other ranks the
+training thread. MPI's one-sided operations are not used: a server must decide which rank waits, and ULFM repairs no
+windows.
 
 A request is HEAD and numbers (n,), an answer is HEAD and numbers (n,), each one message of the same size.
 """
@@ -23,8 +24,8 @@ from hvdkit.errors import RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.request import Request, leave_behind
 
-#: Elements before the numbers, of their dtype, so that these stay aligned: the kind of the message, and in answers what
-#: the service adds.
+#: Number of elements before the numbers, of their dtype to keep these aligned: the kind of the message, and in answers
+#: values of the service.
 HEAD = 4
 PUSH, FINISH, STOP, LOST = 1.0, 2.0, 3.0, 4.0
 _REQUEST_TAG, _ANSWER_TAG = 1, 2
@@ -36,27 +37,32 @@ _END_S = 5.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank gets: numbers (n,), which are copied at once, and up to HEAD - 1 more."""
+    """The answer to a rank: numbers (n,), which are copied at once, and up to HEAD - 1 more."""
 
     numbers: Array
     notes: tuple[float, ...] = ()
 
 
 class Service(Protocol):
-    """What a server does with requests; called by its thread alone."""
+    """Processes the requests of a server; called by its thread alone."""
 
     def take(self, rank: int, kind: float, numbers: Array) -> None:
-        """A PUSH or FINISH of this rank has come, which waits for its answer now. numbers: (n,), to be copied."""
+        """Accept a PUSH or FINISH of this rank, which now waits for its answer. numbers: (n,), to be copied."""
 
     def answers(self, waiting: Collection[int]) -> Mapping[int, Answer]:
-        """Those of the waiting ranks that may go on. Raises TransportError if one of them never could."""
+        """Return answers for the waiting ranks that may continue. TransportError if one never could."""
 
 
 class ServerLink:
-    """One server as one rank sees it; on the server's own rank it holds the server.
+    """One server from the view of one rank; on the server's own rank it holds the server.
 
-    transport: of this server alone; closed with it. root: the server's rank. count, dtype: of the numbers.
-    service: used on the server's rank. Made by all ranks together.
+    transport: for this server alone; closed with it.
+    root: the server's rank.
+    count: of the numbers.
+    dtype: of the numbers.
+    service: used on the server's rank.
+
+    All ranks construct it together.
     """
 
     def __init__(self, transport: Transport, root: int, count: int, dtype: str, service: Service) -> None:
@@ -83,11 +89,11 @@ class ServerLink:
         try:
             self._transport.send(self._message, self._root, _REQUEST_TAG)
         except TransportError:
-            self._failed = True  # so that close() does not wait for the others
+            self._failed = True  # so that close() does not wait for the other ranks
             raise
 
     def answer(self) -> Answer:
-        """Wait for the answer, which stays until the next ask(). Raises RankLostError if a rank has ended."""
+        """Wait for the answer, which is valid until the next ask(). Raises RankLostError if a rank has ended."""
         try:
             if self._server is not None:
                 array = self._server.answer()
@@ -117,7 +123,7 @@ class ServerLink:
 
 
 class _Server:
-    """The thread, and what the rank that it runs on exchanges with it in memory."""
+    """The server's thread, and its exchange in memory with the rank that it runs on."""
 
     def __init__(self, transport: Transport, count: int, dtype: str, service: Service) -> None:
         self._transport, self._service = transport, service
@@ -129,14 +135,14 @@ class _Server:
         self._failure: TransportError | None = None
         self._leaving = False
         self._stopped: set[int] = set()
-        self._waiting: set[int] = set()  # ranks whose answer is held back
+        self._waiting: set[int] = set()  # ranks whose answer is delayed
         self._sending: list[Request] = []
         self._receiving: dict[int, Request] = {}
         self._thread = threading.Thread(target=self._run, name="hvdkit-server", daemon=True)
         self._thread.start()
 
     def ask(self, kind: float, numbers: Array) -> None:
-        """As a message of this rank's."""
+        """Queue a request of this rank, as if it were a message."""
         with self._wake:
             self._own_request, self._own_answered = (kind, numbers), False
             self._wake.notify_all()
@@ -151,15 +157,15 @@ class _Server:
         return self._own
 
     def end(self, *, at_once: bool) -> bool:
-        """Wait for the thread; did all ranks stop it?
+        """Wait for the thread to end; returns whether all ranks stopped it.
 
-        It goes on until ranks that shut down later have done so, as they close the transport together with this one.
+        It runs until all ranks have shut down, also later ones, as they close the transport together with this one.
         """
         self._leaving = at_once or self._failure is not None
         while self._thread.is_alive() and not self._leaving:
             self._thread.join(_END_S)
             self._leaving = self._failure is not None or not self._transport.checks_ranks
-        self._thread.join(2 * _END_S)  # the transport must not be closed under it
+        self._thread.join(2 * _END_S)  # the thread must not use a closed transport
         return not self._thread.is_alive() and self._failure is None and not at_once
 
     def _run(self) -> None:
@@ -168,13 +174,13 @@ class _Server:
         except TransportError as error:
             self._failure = error
             self._tell_lost()
-        except Exception as error:  # of this file; whoever waits must hear of it
+        except Exception as error:  # of this module; waiting ranks need it
             logger.exception("The server of rank %s has failed", self._transport.rank)
             self._failure = TransportError(f"The server of this rank has failed: {error}")
             self._tell_lost()
         finally:
             for request in (*self._sending, *self._receiving.values()):
-                leave_behind(request)  # the transport may still read and write their memory
+                leave_behind(request)  # the transport may still access their memory
         with self._wake:
             self._wake.notify_all()
 
@@ -234,7 +240,7 @@ class _Server:
         self._waiting.add(rank)
 
     def _release(self) -> None:
-        """Answer the ranks that may go on."""
+        """Answer the ranks that may continue."""
         for rank, answer in self._service.answers(self._waiting).items():
             self._waiting.discard(rank)
             if rank == self._transport.rank:
@@ -251,20 +257,20 @@ class _Server:
         self._sending.append(self._transport.isend(message, rank, _ANSWER_TAG))
 
     def _tell_lost(self) -> None:
-        """Have the others end as well: they may not be able to see what this rank has seen.
+        """End the other ranks as well: they may not notice the failure that this rank has noticed.
 
-        Those that compute now find it instead of the answer to their next request.
+        Ranks that now compute receive this in place of the answer to their next request.
         """
         for rank in set(range(self._transport.size)) - self._stopped - {self._transport.rank}:
             with contextlib.suppress(TransportError):
                 self._send(rank, LOST)
-        while self._sending and not self._leaving:  # large messages go on only in calls of this rank
+        while self._sending and not self._leaving:  # large messages progress only in calls of this rank
             self._sending = [sent for sent in self._sending if not _done(sent)]
             time.sleep(_IDLE_S * 10)
 
 
 def _done(sent: Request) -> bool:
-    """Is it done, or has it failed?"""
+    """Return whether the request is done, or has failed."""
     try:
         return sent.done()
     except TransportError:

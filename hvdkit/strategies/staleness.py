@@ -1,4 +1,4 @@
-"""Bounded delay: which ranks may go on, so that no change is computed on values that are too old.
+"""Bounded delay: decides which ranks may continue, so that no change is computed on values that are too old.
 
 Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.
 """
@@ -9,12 +9,12 @@ from collections.abc import Collection
 
 
 class Clocks:
-    """The steps of `size` ranks as one server has seen them.
+    """The numbers of steps of `size` ranks that one server has counted.
 
-    staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in. So
-    a rank that is always slower holds nobody back who is at most staleness + 1 times as fast. scaled: are changes
-    multiplied by 1 / (1 + their staleness)? That is the number of changes of other ranks since this rank had its
-    values, in rounds of `size`, rounded down: 0 for ranks of equal speed.
+    staleness: a rank waits when it has sent more changes than this since another rank began its present step. So
+    an always slower rank does not delay a rank that is at most staleness + 1 times as fast. scaled: multiply changes by
+    1 / (1 + s); s is the number of changes of other ranks since this rank received its values, divided by `size` and
+    rounded down: 0 for ranks of equal speed.
     """
 
     def __init__(self, size: int, staleness: int, *, scaled: bool) -> None:
@@ -22,24 +22,24 @@ class Clocks:
         self._steps = [0] * size
         self._finished: set[int] = set()
         self._pushes = 0
-        self._read = [0] * size  # pushes when the rank got its values
-        self._seen = [[0] * size for _ in range(size)]  # the steps of all ranks then
+        self._read = [0] * size  # number of pushes when the rank received its values
+        self._seen = [[0] * size for _ in range(size)]  # the steps of all ranks at that time
 
     def push(self, rank: int) -> float:
-        """A change of this rank's has come; returns what it is multiplied with."""
+        """Count a change of this rank; returns the factor to multiply it with."""
         others = self._pushes - self._read[rank]
         self._pushes += 1
         self._steps[rank] += 1
         return 1.0 / (1 + others // self._size) if self._scaled else 1.0
 
     def finish(self, rank: int) -> None:
-        """This rank takes no further steps, and holds nobody back."""
+        """Record that this rank makes no further steps; other ranks then do not wait for it."""
         self._finished.add(rank)
 
     def take_released(self, waiting: Collection[int]) -> list[int]:
-        """Those of the waiting ranks that get the values now.
+        """Return the waiting ranks that get the values now, and count them as released.
 
-        Ranks that have finished get them together, when all have.
+        Finished ranks get the values together, when all have finished.
         """
         if len(self._finished) == self._size:
             self._finished = set()

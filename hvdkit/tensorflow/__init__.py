@@ -1,6 +1,6 @@
 """hvdkit for TensorFlow: `import hvdkit.tensorflow as hvd` in place of `import horovod.tensorflow as hvd`.
 
-What needs Keras (DistributedOptimizer, SyncBatchNormalization, keras, elastic) is loaded on first use.
+Modules that need Keras (DistributedOptimizer, SyncBatchNormalization, keras, elastic) are loaded on first use.
 """
 
 from __future__ import annotations

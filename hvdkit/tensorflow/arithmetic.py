@@ -1,4 +1,4 @@
-"""Adding and casting float16 with TensorFlow, which has faster casts than numpy."""
+"""Sums and casts of float16 with TensorFlow, whose casts are faster than numpy's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvdkit.tensorflow.tensors import as_tensor, shaped
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buffer import Buffer, Op
 
-_CHUNK = 1 << 18  # elements; of fewer the calls cost more than a smaller piece in cache saves
+_CHUNK = 1 << 18  # elements; with fewer the calls cost more than a smaller chunk saves in the cache
 _CASTS = ({"float16", "float32"}, {"float16", "float64"})
-_LEAST = 1 << 13  # below, calls of TensorFlow cost more than they save
+_LEAST = 1 << 13  # below it, calls of TensorFlow cost more than they save
 
 
 class TensorflowArithmetic(NumpyArithmetic):
-    """numpy for what it does well, bfloat16 too; TensorFlow, three times as fast, for large float16."""
+    """numpy's arithmetic, also for bfloat16; TensorFlow's, three times as fast, for large float16."""
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         if sources[0].dtype != "float16" or op != "sum" or out.count < _LEAST:
@@ -44,7 +44,7 @@ class TensorflowArithmetic(NumpyArithmetic):
                 if scale != 1.0:
                     part = (tf.cast(part, tf.float32) if source.dtype == "float16" else part) * scale
                 made = tf.cast(part, target)
-                # Few gradients overflow: look at the narrow result first, and mend it only where it has an inf.
+                # Few gradients overflow: check the narrow result first, and correct it only if it has an inf.
                 if target.size < part.dtype.size and not tf.reduce_all(tf.math.is_finite(made)):
                     limit = tf.cast(target.max, part.dtype)
                     kept = tf.where(tf.math.is_inf(part), part, tf.clip_by_value(part, -limit, limit))
@@ -54,7 +54,7 @@ class TensorflowArithmetic(NumpyArithmetic):
 
 @contextmanager
 def _eager() -> Iterator[None]:
-    """Also while a tf.function is traced, and whatever device the user has chosen."""
+    """Context of eager execution on the CPU, even while a tf.function is traced."""
     with tf.init_scope(), tf.device("CPU:0"):
         yield
 

@@ -1,4 +1,4 @@
-"""Dense gradients that a strategy works on in host memory: in eager mode, and as operations of a graph."""
+"""Reduction of dense gradients by a strategy in host memory: in eager mode, and as operations of a graph."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ _OR_AT_ONCE = (
 
 
 class ArrayGradients:
-    """The dense gradients of one list of variables; opened by all ranks together.
+    """The dense gradients of one list of variables; all ranks construct it together.
 
+    group: the ranks.
+    specs: of the variables.
+    strategy: reduces the gradients.
     read_values: reads the variables' values, also while a graph is traced or runs, for a strategy with uses_values.
-    Raises PlanMismatchError where the ranks' variables differ.
+
+    Raises PlanMismatchError if the variables differ between ranks.
     """
 
     def __init__(
@@ -51,14 +55,14 @@ class ArrayGradients:
         self._new_values = ResultMemory(shapes, dtypes)
 
     def set_gradient_hook(self, hook: GradientHook) -> None:
-        """Have one object, and no other any more, take part in each step."""
+        """Set the object that takes part in each step, in place of an earlier one."""
         self._sync.gradient_hook = hook
 
     def _values(self) -> list[Array]:
         return [self._flat(index, array_of(value)) for index, value in enumerate(self._read_values())]
 
     def reduce_eagerly(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that the optimizer is to use; None where no rank has one, and where only others do, theirs."""
+        """Return the optimizer's gradients; None if no rank has one, and the others' gradient if only they have one."""
         with self._sync.one_step.part(self, first=True, last=True):
             self._results.begin()
             arrays = [None if one is None else self._flat(index, array_of(one)) for index, one in enumerate(gradients)]
@@ -71,9 +75,9 @@ class ArrayGradients:
     def reduce_in_graph(
         self, gradients: Sequence[Any], wanted: Sequence[int], find: Callable[[], ArrayGradients]
     ) -> list[Any]:
-        """The same of those in `wanted`, None for the others; zeros where no rank has a gradient.
+        """Return the same for the gradients in `wanted`, None for others; zeros if no rank has a gradient.
 
-        find: finds, when the graph runs, what this object is in the world of then.
+        find: when the graph runs, returns the present world's object in place of this one.
         """
         present = {index for index, gradient in enumerate(gradients) if gradient is not None}
         plan = self._sync.plan if self._overlaps else Plan((), ())
@@ -113,15 +117,15 @@ class ArrayGradients:
             return [self._results.take(index) for index in wanted]
 
     def after_step_eagerly(self, values: Sequence[Any]) -> list[Any]:
-        """What the variables are from now on; values: what the optimizer has made them."""
+        """Return the variables' new values. values: those that the optimizer has computed."""
         self._new_values.begin()
         results = [self._new_values.take(index) for index in range(len(values))]
         self._after_step([array_of(value) for value in values], results)
         return [as_tensor(result, spec.dtype) for result, spec in zip(results, self._specs, strict=True)]
 
     def after_step_in_graph(self, values: Sequence[Any], find: Callable[[], ArrayGradients]) -> list[Any]:
-        """The same, when the graph runs."""
-        # Of one dimension each: a function gets a number, not memory, of a tensor without any.
+        """Return the same when the graph runs."""
+        # One-dimensional: a function gets a scalar as a number, not as memory.
         memory, count = [empty_tensor((_count(spec.shape),), spec.dtype) for spec in self._specs], len(values)
         results: list[Any] = call_in_graph(
             lambda *arrays: find()._after_step(arrays[:count], arrays[count:]),
@@ -139,7 +143,7 @@ class ArrayGradients:
         return list(results)
 
     def change_values(self, change: Callable[[], None], values: Sequence[Any]) -> list[Any]:
-        """What `change` makes of the variables, outside of a step; see ArraySync.change_values."""
+        """Return the values that `change` makes of the variables, outside of a step; see ArraySync.change_values."""
         self._new_values.begin()
         flat = [self._flat(index, array_of(value)) for index, value in enumerate(values)]
         self._sync.change_values(change, flat, self._new_values)
@@ -152,7 +156,7 @@ class ArrayGradients:
         return flat_storage(array, spec.dtype)
 
     def close(self) -> None:
-        """Free what the strategy has allocated; collective."""
+        """Free the memory that the strategy has allocated; collective."""
         self._sync.close()
 
 

@@ -32,7 +32,7 @@ cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Does TensorFlow see a GPU? verbose: accepted, as in Horovod.
+    """Return whether TensorFlow sees a GPU. verbose: accepted, as in Horovod.
 
     Raises ValueError for another framework's name.
     """

@@ -1,4 +1,4 @@
-"""Gradients that a graph hands over list by list, while the rest of backward runs."""
+"""Gradients that a graph passes on list by list, while the rest of backward runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdkit.tensorflow.tracing import call_in_graph
 from hvdkit.transport.buffer import Array
 
-#: Gets the arrays of a list by index, None for those that there are none of, and whether it is the step's first list.
+#: Gets the arrays of a list by index, None for missing gradients, and whether it is the step's first list.
 Start = Callable[[Mapping[int, Array | None], bool], None]
 
 
@@ -23,11 +23,16 @@ def call_by_lists(
     *,
     ahead: int | None = None,
 ) -> list[Any]:
-    """Operations that call `start` with one list after the other, and one that then calls `finish` for the results.
+    """Make operations that call `start` with each list in turn, and one that then calls `finish` for the results.
 
-    The memory of a gradient that nothing else uses is free when `start` lets go of its array.
-    lists: of indices of `gradients`, in the order of all ranks. dtypes: of the results.
-    ahead: so many lists of gradients are computed while `start` runs; None for as many as TensorFlow likes to.
+    The memory of a gradient without other uses is freed when `start` drops its array.
+
+    lists: of indices of `gradients`, in the order of all ranks.
+    gradients: of the graph.
+    dtypes: of the results.
+    start: begins the reduction of a list.
+    finish: returns the results.
+    ahead: number of lists whose gradients may be computed while `start` runs; None for any number.
     """
     before: list[Any] = []
     calls: list[Any] = []
@@ -56,19 +61,19 @@ def _starter(start: Start, indices: Sequence[int], present: Sequence[int], *, fi
 
 
 class _Order:
-    """Has operations of the graph that is being traced wait for others, where those do not need them themselves.
+    """Makes operations of the traced graph wait for others that they do not depend on.
 
-    TensorFlow runs what is ready in any order: all of backward's long chain, say, before the gradients beside it.
+    TensorFlow runs ready operations in any order: for example all of backward's long chain before the gradients.
     """
 
     def __init__(self) -> None:
-        self._known: set[str] = set()  # names of operations that may be needed before, which are not to wait
-        # TensorFlow will put those with a state in the order in which they were made.
+        self._known: set[str] = set()  # names of operations that others may need, and that must not wait
+        # TensorFlow orders stateful operations by their creation.
         self._graph = tf.compat.v1.get_default_graph()
         self._take([one for one in self._graph.get_operations() if one._is_stateful])
 
     def put_after(self, before: Sequence[Any], tensors: Sequence[Any]) -> None:
-        """Have what is computed for these tensors, and for none of the calls before, wait for `before`."""
+        """Make operations for these tensors, and for no earlier call, wait for `before`."""
         fresh = self._take([tensor.op for tensor in tensors if tensor.graph is self._graph])
         names = {one.name for one in fresh}
         for one in fresh:
@@ -76,7 +81,7 @@ class _Order:
                 one._add_control_inputs(before)
 
     def _take(self, operations: Sequence[Any]) -> list[Any]:
-        """Those, and what they need, that are not known yet; from now on they are."""
+        """Return these operations and their inputs that are not known yet, and record them as known."""
         left, fresh = list(operations), []
         while left:
             one = left.pop()

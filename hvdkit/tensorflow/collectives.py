@@ -1,4 +1,4 @@
-"""What each collective does with tensors, without gradients: from TensorFlow's tensors to named operations and back.
+"""Collectives on TensorFlow's tensors, without gradients, by named operations of the engine.
 
 name: from naming.py.
 """
@@ -35,19 +35,27 @@ def _any_rows(tensors: Tensors) -> list[tuple[Any, Any]]:
 
 
 def _rest(tensor: Any) -> Any:
-    """The shape of a row."""
+    """Return the shape of a row."""
     return tensor.shape if tensor.shape.rank is None else tensor.shape[1:]
 
 
 def _rows(arrays: Sequence[Array]) -> list[Array]:
-    """The arrays with a first dimension, which a scalar gets here."""
+    """Return the arrays with at least one dimension; a scalar gets one."""
     return [array.reshape(1) if array.ndim == 0 else array for array in arrays]
 
 
 def allreduce(
     tensors: Tensors, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
 ) -> list[Any]:
-    """Reduce tensors as one operation."""
+    """Reduce tensors as one operation.
+
+    tensors: any shapes.
+    name: from naming.py.
+    op: of the reduction.
+    factors: before and after it.
+    process_set: the ranks that take part.
+    call: the user's call, for messages.
+    """
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     options = reduce_options(dtypes, op, *factors, call)
     process_set.group(call)
@@ -61,7 +69,14 @@ def allreduce(
 
 
 def broadcast(tensors: Tensors, root_rank: int, name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
-    """Copy root's tensors to all, as one operation."""
+    """Copy the root's tensors to all ranks, as one operation.
+
+    tensors: any shapes.
+    root_rank: a rank of the whole job.
+    name: from naming.py.
+    process_set: the ranks that take part.
+    call: the user's call, for messages.
+    """
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     process_set.group(call)
     options = root_options(process_set, root_rank, call)
@@ -75,7 +90,7 @@ def broadcast(tensors: Tensors, root_rank: int, name: str | None, process_set: P
 
 
 def allgather(tensors: Tensors, name: str | None, process_set: ProcessSet, call: str) -> tuple[list[Any], list[Any]]:
-    """Concatenate tensors each, as one operation; with each result the rows that came from each rank, int32 (size,)."""
+    """Concatenate each tensor, as one operation; returns results, and of each the rows per rank, int32 (size,)."""
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     size = process_set.group(call).transport.size
 
@@ -94,7 +109,14 @@ def allgather(tensors: Tensors, name: str | None, process_set: ProcessSet, call:
 
 
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
-    """Send each rank its rows; the received rows, and how many came from each rank, int32 (size,)."""
+    """Send each rank its rows; returns the received rows, and their number from each rank, int32 (size,).
+
+    tensor: shape (n, ...).
+    splits: number of rows for each rank; None for equal numbers.
+    name: from naming.py.
+    process_set: the ranks that take part.
+    call: the user's call, for messages.
+    """
     dtype = dtype_name(tensor.dtype)
     size = process_set.group(call).transport.size
     given = [] if splits is None else [tf.convert_to_tensor(splits)]
@@ -122,7 +144,15 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
 def reducescatter(
     tensors: Tensors, name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
 ) -> list[Any]:
-    """Reduce tensors as one operation; this rank's rows of each."""
+    """Reduce tensors as one operation; returns this rank's rows of each.
+
+    tensors: shape (n, ...) each.
+    name: from naming.py.
+    op: of the reduction.
+    factors: before and after it.
+    process_set: the ranks that take part.
+    call: the user's call, for messages.
+    """
     dtypes = [dtype_name(tensor.dtype) for tensor in tensors]
     options = scatter_options(dtypes, op, *factors, call)
     process_set.group(call)
@@ -132,7 +162,7 @@ def reducescatter(
 
     def doing(*arrays: Array) -> list[Array]:
         made = list(arrays)
-        if factors[0] != 1.0:  # with which the operation multiplies them where they are
+        if factors[0] != 1.0:  # the operation multiplies in its memory
             made = [copy_of(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
         group = process_set.group(call)
         transport = group.transport
@@ -148,7 +178,7 @@ def reducescatter(
 
 
 def barrier(process_set: ProcessSet) -> None:
-    """Wait for all ranks; at once where a graph for sessions is made, of which nothing would run it."""
+    """Wait for all ranks; at once while a graph for sessions is built, as no session would run the operation."""
     group_of(process_set, "barrier()")
     at_once = tf.executing_eagerly() or in_session()
     name = None if at_once else operation_name("barrier", None, process_set)

@@ -19,7 +19,7 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 def clamp(tensor: Any, largest: Any) -> Any:
-    """The tensor with finite values within -largest and largest; infinities and NaN stay."""
+    """Limit finite values to -largest and largest; infinities and NaN stay."""
     limit = tf.constant(float(largest), tensor.dtype)
     return tf.where(tf.math.is_inf(tensor), tensor, tf.clip_by_value(tensor, -limit, limit))
 

@@ -1,9 +1,8 @@
-"""Gradients that stay on the GPU: reduced there by NCCL, from the memory in which TensorFlow has put them.
+"""Reduction of gradients on the GPU by NCCL, in the memory that TensorFlow has allocated.
 
-DLPack tells where that is, and gives no stream: the host waits until TensorFlow has computed the gradients, and until
-NCCL has reduced them. So nothing is reduced beside backward; all gradients of a step are one operation instead. Which
-gradients each rank has is told through the host's memory, before: a rank that has joined thereby knows when to take
-part with zeros.
+DLPack gives the address, but no stream: the host waits until TensorFlow has computed the gradients, and until NCCL has
+reduced them. So no reduction overlaps backward; all gradients of a step are one operation. Before it the ranks
+exchange, in host memory, which gradients each has: thereby a joined rank knows when to take part with zeros.
 """
 
 from __future__ import annotations
@@ -39,18 +38,22 @@ from hvdkit.transport.nccl.arrays import DeviceArrays
 from hvdkit.transport.nccl.groups import DeviceSettings, close_groups, open_group
 from hvdkit.transport.polling import Backoff
 
-#: CUDA's own, to which TensorFlow gives nothing: what it has given others is done, as the host has waited for that.
+#: CUDA's default stream. TensorFlow does not use it; its work on other streams is done, as the host has waited for it.
 _DEFAULT_STREAM = 0
 
 
 def open_device_gradients(
     group: Group, specs: Sequence[VariableSpec], strategy: Strategy, device: str | None
 ) -> DeviceGradients | None:
-    """What reduces the dense gradients of these variables in GPU memory; None where they have to go through the host.
+    """Open the reduction of the dense gradients of these variables in GPU memory; None to use the host.
 
-    device: TensorFlow's name of the GPU that this rank's variables are on, or None. Collective; the ranks decide alike:
-    on the variables, which they compare before, and on what open_group() finds.
-    Raises PlanMismatchError where the ranks' variables differ, and what open_group() raises.
+    group: the ranks.
+    specs: of the variables.
+    strategy: of the user.
+    device: TensorFlow's name of the GPU with this rank's variables, or None.
+
+    Collective; all ranks decide alike: by the variables, which they compare before, and by the result of open_group().
+    Raises PlanMismatchError if the variables differ between ranks, and what open_group() raises.
     """
     if type(strategy) is not AllReduce:
         return None
@@ -97,7 +100,7 @@ def open_device_gradients(
 
 
 def _find_problem(specs: Sequence[VariableSpec], wires: Sequence[Any]) -> str:
-    """Why such gradients are not reduced on a GPU; "" if they are. The same on all ranks whose variables are alike."""
+    """Describe why such gradients are not reduced on a GPU; "" if they are. Equal on ranks with equal variables."""
     if not all(isinstance(wire, str) for wire in wires):
         return "coded ones are coded there"
     others = sorted({spec.dtype for spec in specs} - FLOATS)
@@ -105,11 +108,12 @@ def _find_problem(specs: Sequence[VariableSpec], wires: Sequence[Any]) -> str:
 
 
 class DeviceGradients:
-    """Dense gradients of one list of variables, see ArrayGradients; opened by all ranks together.
+    """Dense gradients of one list of variables, see ArrayGradients; all ranks construct it together.
 
-    presence: tells which of the gradients the ranks have. device: TensorFlow's name of the GPU. sent: the dtype in
-    which each of the gradients is reduced.
-    A gradient is multiplied by its rank's part of an average before the sum, in the dtype that is sent, as NCCL does.
+    presence: exchanges which gradients the ranks have.
+    device: TensorFlow's name of the GPU.
+    sent: the dtype in which each gradient is reduced. A gradient is multiplied by its rank's factor of an average
+    before the sum, in the wire dtype, as NCCL does.
     """
 
     def __init__(
@@ -161,14 +165,14 @@ class DeviceGradients:
         return [results[at] for at in wanted]
 
     def _narrow(self, at: int, gradient: Any) -> Any:
-        """As it is sent, on the GPU."""
+        """Return the gradient in the wire dtype, on the GPU."""
         return tf.cast(tf.identity(gradient), self._sent[at])
 
     def _widen(self, at: int, result: Any) -> Any:
         return tf.cast(result, self._specs[at].dtype)
 
     def _reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Collection[int]]:
-        """The sums or averages of eager tensors on the GPU, and the indices of those that no rank has a gradient of."""
+        """Return sums or averages of eager tensors on the GPU, and the indices of gradients that no rank has."""
         for spec, one in zip(self._specs, gradients, strict=True):
             if one is not None and tuple(one.shape) != spec.shape:
                 raise ValueError(
@@ -180,7 +184,7 @@ class DeviceGradients:
             return self._add_up(gradients), unused
 
     def take_part_with_zeros(self) -> None:
-        """What a rank that has joined does in a step of the others; collective."""
+        """Take part in a step of other ranks as a joined rank; collective."""
         with self._lock, tf.init_scope():
             self._add_up([None] * len(self._specs), joined=True)
 
@@ -191,8 +195,8 @@ class DeviceGradients:
                 for one, spec, sent in zip(gradients, self._specs, self._sent, strict=True)
             ]
             results = [gpu.empty_like(one) for one in sources]
-        # The memory of results may have been that of tensors which the GPU still reads: the addresses are asked for
-        # after that, so that the wait in it is for these too.
+        # The results' memory may have belonged to tensors that the GPU still reads: address_of() is called after the
+        # allocation, so that its wait includes these.
         addresses = [
             (gpu.address_of(source), gpu.address_of(result)) if source.shape.num_elements() else (0, 0)
             for source, result in zip(sources, results, strict=True)
@@ -208,7 +212,7 @@ class DeviceGradients:
         return results
 
     def close(self) -> None:
-        """Free the memory of what tells of gradients; collective."""
+        """Free the memory of the exchange of missing gradients; collective."""
         self._presence.close()
 
 

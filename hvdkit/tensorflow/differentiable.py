@@ -1,4 +1,4 @@
-"""Collectives with gradients: what each does forward, and what that means backward. The same as for torch."""
+"""Collectives with gradients: the forward operation and the backward operation of each, as for torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _PLAIN: Factors = (1.0, 1.0)
 
 
 def _alike(grads: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """Gradients in the dtypes of what they belong to; TensorFlow makes some zeros of its own in float32."""
+    """Cast gradients to the dtypes of their tensors; TensorFlow makes some zeros of its own in float32."""
     return [tf.cast(grad, tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True)]
 
 
 def allreduce(
     tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
 ) -> list[Any]:
-    """Forward: y = op(x of all ranks). Backward, for a sum or an average: dx = op(dy of all ranks)."""
+    """Forward: y = op(x of all ranks). Backward, for Sum and Average: dx = op(dy of all ranks)."""
     return _allreduce(tensors, operation_name("allreduce", name, process_set), op, factors, process_set, call)
 
 
 def _allreduce(
     tensors: Sequence[Any], name: str | None, op: ReduceOp, factors: Factors, process_set: ProcessSet, call: str
 ) -> list[Any]:
-    """The same under a name from naming.py."""
+    """As allreduce(), under a name from naming.py."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*given: Any) -> Any:
@@ -55,7 +55,7 @@ def allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet,
 
 
 def _allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, call: str) -> list[Any]:
-    """The same under a name from naming.py."""
+    """As allgather(), under a name from naming.py."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(*given: Any) -> Any:
@@ -77,7 +77,7 @@ def _allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, call: str) -> Any:
-    """Forward: y = x of the root. Backward: on the root the average of dy over all ranks, elsewhere zero."""
+    """Forward: y = x of the root. Backward: on the root the average of dy over all ranks, on other ranks zero."""
     name = operation_name("broadcast", name, process_set)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -88,7 +88,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
             mine = (process_set.ranks or [])[process_set.rank()] == root_rank
             if mine:
                 return mean
-            with tf.control_dependencies([mean]):  # zeros alone would leave this rank out of the operation
+            with tf.control_dependencies([mean]):  # the zeros alone would leave this rank out of the operation
                 return tf.zeros_like(mean)
 
         return collectives.broadcast([given], root_rank, name, process_set, call)[0], backward
@@ -97,12 +97,12 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
 
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
-    """Forward: rank i's j-th piece goes to rank j. Backward: the gradient of each piece goes back to its rank."""
+    """Forward: rank i's j-th slice goes to rank j. Backward: the gradient of each slice returns to its rank."""
     return _alltoall(tensor, splits, operation_name("alltoall", name, process_set), process_set, call)
 
 
 def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, call: str) -> tuple[Any, Any]:
-    """The same under a name from naming.py."""
+    """As alltoall(), under a name from naming.py."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def exchange(given: Any) -> Any:
@@ -111,7 +111,7 @@ def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSe
         def backward(grad: Any, _: Any) -> Any:
             further = gradient_name("alltoall", "alltoall", name, process_set)
             returned, _ = _alltoall(_alike([grad], [given])[0], received, further, process_set, call)
-            missing = tf.size(given, tf.int32) - tf.size(returned, tf.int32)  # of rows that went nowhere
+            missing = tf.size(given, tf.int32) - tf.size(returned, tf.int32)  # of rows that were sent to no rank
             flat = tf.pad(tf.reshape(returned, [-1]), [[0, missing]])
             return tf.reshape(flat, tf.shape(given))
 

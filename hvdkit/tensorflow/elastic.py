@@ -1,7 +1,7 @@
-"""Training that can be taken up again: `hvd.elastic.TensorFlowState`, `TensorFlowKerasState` and `run`.
+"""Elastic training: `hvd.elastic.TensorFlowState`, `TensorFlowKerasState` and `run`.
 
-Worlds shrink and grow under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`. In
-others all of them do what Horovod's do there.
+Worlds shrink and grow under `hvdrun --elastic`, and under `horovodrun --min-np` with Horovod's core as engine. In other
+worlds the calls do the same as Horovod's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TensorFlowState(ObjectState):
         return None
 
     def open_store(self, directory: str) -> Store:
-        """See State.open_store. Raises ValueError for a value that is no list of variables, number nor text."""
+        """See State.open_store. Raises ValueError for a value that is not a list of variables, a number or a string."""
         kept = CheckpointableArrays(f"tensorflow {tf.__version__}", cast(Mapping[str, SavedVariables], self._handlers))
         return Store(directory, kept, self._plain(), keep=3)
 
@@ -74,9 +74,9 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Make a function that trains one that goes on when ranks come, end or fail, see hvdkit.elastic.run.run.
+    """Make a training function restart from the last commit when ranks come, end or fail; see hvdkit.elastic.run.run.
 
-    A collective that fails inside a graph raises an error of TensorFlow's there; it is taken for what it is.
+    A collective that fails inside a graph raises an error of TensorFlow's; it is recognized as hvdkit's error.
     """
     return run_elastic(raise_what_failed(func))
 

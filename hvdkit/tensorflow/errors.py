@@ -1,4 +1,4 @@
-"""hvdkit's errors as errors of TensorFlow, of the classes that Horovod's operations raise."""
+"""hvdkit's errors as errors of TensorFlow, with the classes that Horovod's operations raise."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hvdkit.errors import (
 
 _OpError = tf.errors.OpError
 
-#: hvdkit's class -> TensorFlow's; the first that fits. Horovod 0.28.1: ConvertStatus() in tensorflow/mpi_ops.cc, with
-#: PRECONDITION_ERROR where the ranks disagree and before init(), INVALID_ARGUMENT for arguments and names,
-#: UNKNOWN_ERROR when a rank has gone. An eager operation has always raised the FailedPreconditionError as well.
+#: hvdkit's class -> TensorFlow's classes; the first match counts. Source: Horovod 0.28.1, ConvertStatus() in
+#: tensorflow/mpi_ops.cc, with PRECONDITION_ERROR if the ranks disagree and before init(), INVALID_ARGUMENT for
+#: arguments and names, UNKNOWN_ERROR if a rank has gone. Eager operations always raised FailedPreconditionError too.
 _CLASSES: tuple[tuple[type[Exception], tuple[type[Exception], ...]], ...] = (
     (DuplicateNameError, (tf.errors.InvalidArgumentError,)),
     (NotInitializedError, (tf.errors.FailedPreconditionError,)),
@@ -34,10 +34,10 @@ _CODES: dict[type[Exception], int] = {
 
 
 def as_tensorflow_error(error: Exception) -> Exception:
-    """The error as one of its own class and of TensorFlow's; itself if it is one already or none of TensorFlow's fits.
+    """Return the error with its own class and TensorFlow's; unchanged if it has one already, or none matches.
 
-    The classes: see _CLASSES. Text, attributes and traceback stay. Errors of other libraries' classes are left alone:
-    those may need arguments of their own.
+    The classes: see _CLASSES. Text, attributes and traceback stay. Errors of other libraries are not changed: their
+    classes may need arguments of their own.
     """
     known: bool = isinstance(error, _OpError)
     if known or not (isinstance(error, HvdkitError) or type(error) is ValueError):
@@ -51,7 +51,7 @@ def as_tensorflow_error(error: Exception) -> Exception:
 
 
 def code_of(error: Exception) -> int:
-    """TensorFlow's code of an error of hvdkit's, UNKNOWN if none fits."""
+    """Return TensorFlow's code for an hvdkit error, UNKNOWN if none matches."""
     for kind, classes in _CLASSES:
         if isinstance(error, kind):
             return _CODES[classes[0]]
@@ -59,7 +59,7 @@ def code_of(error: Exception) -> int:
 
 
 def _both(own: type[Exception], classes: tuple[type[Exception], ...]) -> Any:
-    """A class that derives from both; its constructor's arguments are those by which AutoGraph knows an OpError."""
+    """Make a class that derives from both; AutoGraph recognizes an OpError by its constructor's arguments."""
 
     def __init__(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:
         _OpError.__init__(self, node_def, op, message, _CODES[classes[0]], *args)

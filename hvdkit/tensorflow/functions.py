@@ -1,4 +1,4 @@
-"""Where Horovod's scripts import broadcasts of state from."""
+"""Broadcasts of state under Horovod's module name."""
 
 from hvdkit.tensorflow.state import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 

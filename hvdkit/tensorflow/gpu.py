@@ -1,4 +1,4 @@
-"""What hvdkit asks TensorFlow of a GPU: which one, where a tensor lies in its memory, and memory for results."""
+"""Queries of TensorFlow about GPUs (device, addresses of tensors), and memory for results."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import tensorflow as tf
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow.tracing import in_session
 
-#: What DLPack calls the memory of a CUDA device.
+#: DLPack's device type of CUDA memory.
 DLPACK_CUDA = 2
 
 
 def is_cuda_build() -> bool:
-    """Was this TensorFlow built for CUDA? All ranks of a job have the same build."""
+    """Return whether this TensorFlow was built for CUDA; all ranks of a job have the same build."""
     return bool(tf.test.is_built_with_cuda())
 
 
 def gpu_for(variables: Iterable[Any]) -> str | None:
-    """TensorFlow's name of the GPU where gradients of these variables may be reduced; None: in the host's memory."""
+    """Return TensorFlow's name of the GPU that may reduce gradients of these variables; None for host memory."""
     return common_gpu(variables) if is_cuda_build() and not in_session() else None
 
 
 def common_gpu(variables: Iterable[Any]) -> str | None:
-    """TensorFlow's name ("GPU:0") of the GPU that all of the variables are on; None if they are not on one GPU.
+    """Return TensorFlow's name ("GPU:0") of the GPU with all variables; None if they are not on one GPU.
 
-    variables: of TensorFlow or Keras, or tensors; those of a graph are not on a device yet.
+    variables: of TensorFlow or Keras, or tensors; tensors of a graph have no device yet.
     """
     names = {_device_of(variable) for variable in variables}
     device = tf.DeviceSpec.from_string(names.pop() if len(names) == 1 else "")
@@ -36,14 +36,14 @@ def common_gpu(variables: Iterable[Any]) -> str | None:
 
 
 def _device_of(variable: Any) -> str:
-    own = variable if hasattr(variable, "device") else variable.value  # of Keras
+    own = variable if hasattr(variable, "device") else variable.value  # of a Keras variable
     return str(own.device or "")
 
 
 def cuda_index(device: str) -> int:
-    """The number of one of TensorFlow's GPUs ("GPU:0") among those that CUDA shows to this process.
+    """Return the CUDA index, in this process, of one of TensorFlow's GPUs ("GPU:0").
 
-    TensorFlow counts those that tf.config.set_visible_devices() has left, and each part of one that was divided.
+    TensorFlow counts the devices after tf.config.set_visible_devices(), and each part of a divided GPU.
     """
     shown = [
         physical
@@ -54,7 +54,7 @@ def cuda_index(device: str) -> int:
 
 
 class _DlTensor(ctypes.Structure):
-    """The beginning of DLPack's DLManagedTensor, and of the DLTensor in it."""
+    """The beginning of DLPack's DLManagedTensor, including that of its DLTensor."""
 
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
 
@@ -65,9 +65,9 @@ _read_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_ch
 
 
 def address_of(tensor: Any) -> int:
-    """Where the numbers of an eager tensor lie in the GPU's memory, as long as the tensor is there.
+    """Return the address of an eager tensor in GPU memory, valid as long as the tensor exists.
 
-    The calling thread waits until TensorFlow has done all work that it has given the GPU. Raises HorovodInternalError
+    The calling thread waits until the GPU has done all of TensorFlow's work. Raises HorovodInternalError
     for a tensor that is not on a GPU.
     """
     capsule = tf.experimental.dlpack.to_dlpack(tensor)
@@ -81,5 +81,5 @@ def address_of(tensor: Any) -> int:
 
 
 def empty_like(tensor: Any) -> Any:
-    """A new eager tensor on the current device with the shape and dtype of another one; its numbers are arbitrary."""
+    """Allocate an eager tensor on the current device with another's shape and dtype; its values are arbitrary."""
     return tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype, init=False)

@@ -1,4 +1,4 @@
-"""Where training waits for tf.data, eagerly and inside the graph of a step, for the profile."""
+"""Recording of the time that training waits for tf.data, eagerly and in graphs, for profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.tensorflow.tracing import call_in_graph, in_python
 
 @functools.cache
 def watch_datasets() -> None:
-    """Have each element of every iterator over a Dataset count as waiting for data; in graphs traced from now on."""
+    """Count each element of every Dataset iterator as waiting for data; in graphs traced from now on."""
     iterator: Any = type(iter(tf.data.Dataset.range(1)))
     advance = iterator._next_internal
     time_method(iterator, "_next_internal")

@@ -1,8 +1,8 @@
-"""Names of operations in graphs: given when the graph is made, alike on all ranks.
+"""Names of operations in graphs, which are given while the graph is built, and are equal on all ranks.
 
-A graph's operations run in any order, so the order in which they run cannot name them. What names them is the function
-or graph in which they are made, and their number there among hvdkit's operations of the kind and process set. Other
-operations of the graph do not count, nor how often the function has been traced: both may differ between ranks.
+A graph's operations run in any order, so that order cannot name them. They are named by the function or graph in which
+they are made, and by their number among hvdkit's operations of the kind and process set there. Neither other operations
+of the graph count, nor how often the function was traced: both may differ between ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from hvdkit.engine.groups import ProcessSet, check_process_set
 from hvdkit.tensorflow.tracing import in_session
 
-#: How often each thing has been named in a graph, and the bodies of control flow in it by TensorFlow's name for them.
+#: Graph -> number of uses of each name; and the bodies of its control flow by TensorFlow's names.
 _counts: weakref.WeakKeyDictionary[Any, Counter[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
 _bodies: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
@@ -28,11 +28,11 @@ _CONTROL_FLOW = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGrap
 
 
 def operation_name(kind: str, name: str | None, process_set: ProcessSet) -> str | None:
-    """The name of an operation that is being made; in eager mode the user's, or None for one in the order of calls.
+    """Name an operation while it is made; in eager mode the user's name, or None to use the order of calls.
 
-    kind: the engine's word. In a graph for sessions, where operations of one name may run at the same time, a name of
-    the user's gets a number from its second use on; inside a tf.function they run one after the other. Raises TypeError
-    for a process set that is none.
+    kind: the engine's word. In a graph for sessions operations of one name may run at the same time, so a user's name
+    gets a number from its second use on; inside a tf.function they run one after the other. Raises TypeError
+    for an object that is not a process set.
     """
     check_process_set(process_set, f"{kind}()")
     if tf.executing_eagerly():
@@ -46,9 +46,12 @@ def operation_name(kind: str, name: str | None, process_set: ProcessSet) -> str 
 
 
 def gradient_name(kind: str, forward_kind: str, forward: str | None, process_set: ProcessSet) -> str | None:
-    """The name of the operation of this kind in the gradient of another; None in eager mode.
+    """Name the operation of this kind in the gradient of another; None in eager mode.
 
-    forward: what operation_name() has said of the other. TensorFlow decides in which order gradients are made.
+    kind: of the operation in the gradient.
+    forward_kind: kind of the other.
+    forward: name of the other, from operation_name(). TensorFlow decides in which order gradients are made.
+    process_set: the ranks that take part.
     """
     if tf.executing_eagerly() or forward is None:
         return operation_name(kind, None, process_set)
@@ -61,7 +64,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 def count(graph: Any, kind: str, process_set: ProcessSet, name: Hashable) -> int:
-    """How often this graph has asked for this, the call included."""
+    """Count the uses of a name in this graph, including this one."""
     key = (kind, tuple(process_set.ranks or ()), name)
     counter = _counts.setdefault(graph, Counter())
     counter[key] += 1
@@ -69,15 +72,15 @@ def count(graph: Any, kind: str, process_set: ProcessSet, name: Hashable) -> int
 
 
 def place(graph: Any) -> str:
-    """Where in the function or graph, as words each followed by a dot; branches of one condition are one place.
+    """Name the position in a function or graph, as words each followed by a dot; equal for branches of a condition.
 
-    A function has its own name wherever it is called from: TensorFlow traces it once for all callers.
+    A function has its own name, independent of callers: TensorFlow traces it once for all callers.
     """
     parts: list[str] = []
     while hasattr(graph, "outer_graph"):
         kind, plain = type(graph).__name__, _NUMBERED.sub("", graph.name)
         if kind not in _CONTROL_FLOW:
-            of_user = kind == "FuncGraph" and not graph.name.startswith("__")  # a number there is part of the name
+            of_user = kind == "FuncGraph" and not graph.name.startswith("__")  # a number in a user's name belongs to it
             parts.append(graph.name if of_user else plain)
             break
         bodies = _bodies.setdefault(graph.outer_graph, {})

@@ -9,10 +9,11 @@ calls, those of a function or graph by their number in it, see naming.py.
 process_set: the ranks that take part; each of them makes the same call.
 device_dense, device_sparse, ignore_name_scope: accepted as in Horovod, and ignored.
 
-Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for invalid arguments,
-TypeError for a dtype that cannot be sent, XlaError inside a function with jit_compile=True. If the ranks disagree, or a
-rank has left, every rank raises HorovodInternalError. As in Horovod these are also errors of TensorFlow, and a graph
-that fails raises the same errors with the same text: tf.errors.FailedPreconditionError if the ranks disagree and before
+Errors that are raised at once: NotInitializedError before init(), ValueError on a rank outside of the set and for
+invalid arguments, TypeError for a dtype that cannot be sent, XlaError inside a function with jit_compile=True. If the
+ranks disagree, or a rank has left, every rank raises HorovodInternalError. As in Horovod these are also errors of
+TensorFlow, and a failing graph raises the same errors with the same text: tf.errors.FailedPreconditionError if the
+ranks disagree and before
 init(), InvalidArgumentError for a ValueError, UnknownError if a rank has left.
 """
 
@@ -64,8 +65,9 @@ def allreduce(
     average: Horovod's older argument; True for op=Average, False for op=Sum.
     compression: the dtype that is sent instead of float32 and float64.
     op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
-    prescale_factor, postscale_factor: the tensor is multiplied by them before and after the reduction.
-    The other arguments, and what all collectives raise: see the docstring of hvdkit.tensorflow.ops.
+    prescale_factor: the tensor is multiplied by it before the reduction.
+    postscale_factor: the result is multiplied by it after the reduction.
+    The other arguments, and the errors of all collectives: see the docstring of hvdkit.tensorflow.ops.
     Differentiable for Average and Sum: the gradient is reduced in the same way.
 
     Raises ValueError for both `average` and `op`, TypeError for a dtype that cannot be reduced with this op,
@@ -93,8 +95,8 @@ def grouped_allreduce(
 ) -> Any:
     """Reduce several tensors as one operation, which starts when all ranks have called it.
 
-    tensors: of any shapes and dtypes, also IndexedSlices; the same list on all ranks. Returns the list of results. The
-    other arguments, and what it raises: as allreduce().
+    tensors: of any shapes and dtypes, also IndexedSlices; the same list on all ranks.
+    The other arguments, and what it raises: as for allreduce(). Returns the list of results.
     """
     chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
     if not tensors:
@@ -228,7 +230,7 @@ def broadcast_(
     name = operation_name("broadcast", name, process_set)
     values = collectives.broadcast(given, root_rank, name, process_set, "broadcast_()")
     assigned = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
-    # A graph for sessions runs nothing but what leads to its results.
+    # A session runs only operations that its results need.
     return [tf.convert_to_tensor(one) for one in assigned] if in_session() else values
 
 
@@ -244,8 +246,10 @@ def alltoall(
 
     tensor: shape (n, ...); the other dimensions and the dtype must be the same on all ranks; any dtype that allreduce()
     takes.
-    splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal parts; n must
+    splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal numbers; n must
     then be a multiple of the number of ranks.
+    The other arguments: see the docstring of hvdkit.tensorflow.ops.
+
     Returns the received rows. If `splits` is given, returns a tuple of them and of the number of rows from each rank,
     an int32 tensor of shape (size,).
     Differentiable: the gradient of each row is sent back to the rank that the row came from.
@@ -273,7 +277,8 @@ def reducescatter(
 
     tensor: shape (n, ...); shape and dtype the same on all ranks; any dtype that allreduce() takes. Rank i gets
     n // size rows, and one more if i < n % size.
-    op: Average or Sum. The other arguments: as for allreduce().
+    op: Average or Sum.
+    The other arguments: as for allreduce().
     Differentiable: the gradients of all rows are gathered.
 
     Raises ValueError for a scalar, NotImplementedError for another op, TypeError for a dtype that cannot be reduced
@@ -296,7 +301,8 @@ def grouped_reducescatter(
 ) -> Any:
     """Reduce and scatter several tensors as one operation; returns the list of results.
 
-    tensors: the same list on all ranks. Shapes, dtypes, arguments and what it raises: as reducescatter().
+    tensors: the same list on all ranks.
+    The other arguments, shapes, dtypes and what it raises: as for reducescatter().
     """
     if not tensors:
         return tensors

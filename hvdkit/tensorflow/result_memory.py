@@ -1,4 +1,4 @@
-"""Memory for results, used again once TensorFlow has let go of the tensors that lie in it."""
+"""Memory for results, which is reused after TensorFlow has freed the tensors in it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from hvdkit.tensorflow.tensors import aligned_array, flat_storage
 from hvdkit.transport.buffer import Array
 
-_FREE = 2  # references to an array that only its list holds: the list's, and the one that is counting
+_FREE = 2  # references to an array that only its list holds: the list's, and that of the count itself
 
-_KEPT = 2  # arrays a tensor; a user may look at the last step's gradients
+_KEPT = 2  # arrays per tensor; a user may keep the last step's gradients
 
 
 def counts_are_exact() -> bool:
-    """Does this Python tell an array that only a list holds from one that somebody else holds too?
+    """Return whether reference counts show exactly if an array has a holder besides its list.
 
     Without the GIL another thread may take a reference after the count.
     """
@@ -31,10 +31,10 @@ _REUSES = counts_are_exact()
 
 
 class ResultMemory:
-    """For each tensor of a plan an array of its shape, or more where results are kept for longer than a step.
+    """Arrays for the tensors of a plan: one each, or more if results are kept for longer than a step.
 
-    TensorFlow makes tensors of these arrays without a copy, and refers to the array as long as such a tensor is there.
-    Fresh memory would cost more than the copy: the system clears each page of it.
+    TensorFlow makes tensors of these arrays without a copy, and refers to the array as long as the tensor exists.
+    New memory would cost more than the copy: the system clears each page of it.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
@@ -43,11 +43,11 @@ class ResultMemory:
         self._taken: dict[int, Array] = {}
 
     def begin(self) -> None:
-        """Begin a round: what was taken in the last one belongs to its tensors."""
+        """Begin a round: arrays of the last one now belong to their tensors."""
         self._taken.clear()
 
     def take(self, index: int) -> Array:
-        """The array for a tensor's result in this round, in its shape."""
+        """Return the array for a tensor's result in this round, in its shape."""
         if index not in self._taken:
             self._taken[index] = self._find(index)
         return self._taken[index]
@@ -58,10 +58,10 @@ class ResultMemory:
             if sys.getrefcount(arrays[at]) == _FREE:
                 return arrays[at]
         if len(arrays) == _KEPT:
-            del arrays[0]  # its tensor keeps it
+            del arrays[0]  # its tensor keeps the array alive
         arrays.append(aligned_array(self._shapes[index], self._dtypes[index]))
         return arrays[-1]
 
     def __getitem__(self, index: int) -> Array:
-        """See Targets: the same array as (n,)."""
+        """See Targets. Returns the same array as (n,)."""
         return flat_storage(self.take(index), self._dtypes[index])

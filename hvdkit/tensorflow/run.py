@@ -1,4 +1,4 @@
-"""One collective as an operation of TensorFlow: at once in eager mode, in a tf.function each time it runs."""
+"""A collective as an operation of TensorFlow: run at once in eager mode, in each execution of a tf.function."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from hvdkit.tensorflow.tensors import NAMES, array_of, as_buffer, as_tensor
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, tensorflow_errors
 from hvdkit.transport.buffer import Array
 
-#: Gets this rank's arrays, in memory that is not to be written to; returns the results.
+#: Gets this rank's arrays, which it must not write to; returns the results.
 Doing = Callable[..., Sequence[Array]]
 Shape = Sequence[int | None]
 
 
 def run(doing: Doing, tensors: Sequence[Any], results: Sequence[tuple[Any, Shape]], call: str) -> list[Any]:
-    """Do a collective.
+    """Run a collective.
 
-    results: TensorFlow's dtype and shape of each result, as far as they are known. call: the user's.
-    Raises what as_tensorflow_error() makes of the error; in a graph an error of TensorFlow's with the same text.
-    XlaError where XLA would compile it.
+    doing: the collective on arrays.
+    tensors: its inputs.
+    results: TensorFlow's dtype and shape of each result, as far as they are known.
+    call: the user's.
+
+    Raises the error from as_tensorflow_error(); in a graph an error of TensorFlow's with the same text.
+    XlaError if XLA would compile it.
     """
     check_not_compiled(call)
     if tf.executing_eagerly():
@@ -56,7 +60,16 @@ def do(
     options: Options = (),
     splits: tuple[int, ...] = (),
 ) -> Operation:
-    """Do a named operation, and wait for it. arrays: of these dtypes; overwritten by some kinds (see Operation)."""
+    """Run a named operation, and wait for it.
+
+    group: the ranks.
+    kind: of the operation.
+    name: of the operation; None to count the calls instead.
+    arrays: of these dtypes; overwritten by some kinds (see Operation).
+    dtypes: of the arrays.
+    options: of the operation.
+    splits: of an alltoall.
+    """
     described = [(dtype, tuple(array.shape)) for array, dtype in zip(arrays, dtypes, strict=True)]
     buffers = [as_buffer(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
     operation = do_operation(group, kind, name, described, buffers, options, splits, wait=False)

@@ -1,4 +1,4 @@
-"""Training in graphs for tf.compat.v1.Session: optimizers of tf.compat.v1.train, and variables that start equal."""
+"""Training in graphs for tf.compat.v1.Session: optimizers of tf.compat.v1.train, and broadcast of variables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CALL = "DistributedOptimizer()"
 
 
 class _DistributedOptimizer:
-    """What a wrapped optimizer has beside its own class; mixed in before it."""
+    """Mixin of wrapped optimizers; its methods precede those of the optimizer's own class."""
 
     _hvdkit_reduce: Reduce
 
     @in_python
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """The gradients of all ranks as (gradient, variable), for minimize() too; collective.
+        """Return the reduced gradients as (gradient, variable); minimize() calls it too; collective.
 
         Arguments as for tf.compat.v1.train.Optimizer.compute_gradients().
         """
@@ -37,7 +37,7 @@ class _DistributedOptimizer:
 
 
 def is_session_optimizer(optimizer: Any) -> bool:
-    """Is it one of tf.compat.v1.train?"""
+    """Return whether it is an optimizer of tf.compat.v1.train."""
     return isinstance(optimizer, tf.compat.v1.train.Optimizer)
 
 
@@ -51,9 +51,12 @@ def distribute(
     process_set: ProcessSet,
     unsupported: Mapping[str, bool],
 ) -> Any:
-    """Make an optimizer of tf.compat.v1.train step on the gradients of all ranks; of a subclass of its own class.
+    """Make an optimizer of tf.compat.v1.train step on the gradients of all ranks, by a subclass of its own class.
 
+    optimizer: to be wrapped.
+    compression, sparse_as_dense, op, gradient_predivide_factor, process_set: as for DistributedGradientTape().
     unsupported: other arguments of hvdkit.tensorflow.DistributedOptimizer -> whether the user gave them.
+
     Raises ValueError for those, and what DistributedGradientTape() raises.
     """
     engine.runtime(_CALL)
@@ -72,10 +75,10 @@ def distribute(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that overwrites all variables of a graph for sessions with those of rank root_rank.
+    """Make the operation that overwrites all variables of a graph for sessions with those of rank root_rank.
 
     Run it after the initializer. Raises RuntimeError in eager mode and in a tf.function, where TensorFlow keeps no list
-    of all variables; see broadcast_variables() for the rest.
+    of all variables; for other errors see broadcast_variables().
     """
     if not in_session():
         raise RuntimeError(
@@ -88,7 +91,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Has tf.compat.v1.train.MonitoredTrainingSession and others begin with the variables of rank root_rank.
+    """Broadcasts rank root_rank's variables at the start of tf.compat.v1.train.MonitoredTrainingSession and others.
 
     device: accepted as in Horovod, and ignored. Its errors: see broadcast_global_variables().
     """
@@ -103,5 +106,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it, once variables are initialized or restored."""
+        """Run the operation after variables are initialized or restored."""
         session.run(self._operation)

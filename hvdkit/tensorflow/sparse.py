@@ -1,4 +1,4 @@
-"""Sparse gradients (of embeddings, say): rows from all ranks, one after the other."""
+"""Sparse gradients, as of embeddings: the rows of all ranks, concatenated."""
 
 from __future__ import annotations
 
@@ -34,12 +34,18 @@ def reduce_slices(
     wanted: bool,
     ready: Callable[[], None],
 ) -> Any:
-    """Gather the ranks' IndexedSlices of one variable; collective. A graph asks for the ranks each time it runs.
+    """Gather the ranks' IndexedSlices of one variable; collective. A graph queries the ranks each time it runs.
 
-    name: of the variable, the same on all ranks, and another for each that is gathered at the same time. slices: None
-    counts as no rows. wanted: whether the caller, inside a graph, can use a result. ready: called before ranks meet.
+    process_set: the ranks that take part.
+    name: of the variable, the same on all ranks, and different for variables that are gathered at the same time.
+    slices: None counts as no rows.
+    like: the variable.
+    average: divide by the number of ranks.
+    wanted: whether the caller, inside a graph, can use a result.
+    ready: called before the ranks synchronize.
+
     Returns IndexedSlices of all ranks' rows, divided by the number of ranks for an average; their indices may repeat.
-    None if no rank gave any, or inside a graph where none is wanted.
+    None if no rank gave rows, or inside a graph that wants no result.
     """
     if slices is None:
         values = tf.zeros((0, *like.shape[1:]), like.dtype)
@@ -72,7 +78,7 @@ def reduce_slices(
 
 
 def take_part_when_joined(engine: Engine, name: str, like: VariableSpec) -> None:
-    """Let this rank give no rows to reduce_slices() of the others, while it waits in join()."""
+    """Let this rank take part in reduce_slices() of the others without rows, while it waits in join()."""
     none = np.empty(0, np.int64), aligned_array((0, *like.shape[1:]), like.dtype)
     act: Action = functools.partial(_gather, like, *none)
     engine.joining.contributions[f"{_KIND}.{name}"] = lambda: act

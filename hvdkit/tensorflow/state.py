@@ -1,4 +1,4 @@
-"""Starting equal: variables and objects from one rank to all."""
+"""Broadcast of variables and objects, so that all ranks start equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdkit.tensorflow.tracing import in_python, in_session
 
 T = TypeVar("T")
 
-_TOGETHER_BYTES = 64 * 2**20  # of variables in one operation; as much is copied meanwhile
+_TOGETHER_BYTES = 64 * 2**20  # of variables per operation; copies need as much memory
 
 
 @in_python
@@ -23,9 +23,13 @@ def broadcast_variables(
 ) -> Any:
     """Overwrite the variables of a model or an optimizer on all ranks with those of rank root_rank.
 
-    variables: of TensorFlow or Keras, of any dtype that can be sent, with the same shapes, dtypes and order on all
-    ranks (else HorovodInternalError on every rank). root_rank: a rank of the whole job. inplace: accepted as in
-    Horovod, and ignored. Raises ValueError for a variable whose shape is not known.
+    variables: of TensorFlow or Keras, of any sendable dtype, with the same shapes, dtypes and order on all ranks (else
+    HorovodInternalError on every rank).
+    root_rank: a rank of the whole job.
+    process_set: the ranks that take part.
+    inplace: accepted as in Horovod, and ignored.
+
+    Raises ValueError for a variable of unknown shape.
     Inside a tf.function the broadcast runs each time the graph runs. In a graph for tf.compat.v1.Session it returns the
     operation to run, elsewhere None. Raises what broadcast() raises.
     """
@@ -61,9 +65,15 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """Return the object of rank root_rank on every rank. obj: can be pickled; on the other ranks it is ignored.
+    """Return the object of rank root_rank on every rank.
 
-    session: accepted as in Horovod, and ignored. Call it from Python, not from a graph.
+    obj: can be pickled; ignored on other ranks than the root.
+    root_rank: a rank of the whole job.
+    session: accepted as in Horovod, and ignored.
+    name: of the operation, the same on all ranks.
+    process_set: the ranks that take part.
+
+    Call it from Python, not from a graph.
     Raises ValueError for a root that does not exist, NotInitializedError before init().
     """
     return job_objects.broadcast_object(obj, root_rank, name, process_set)
@@ -84,9 +94,14 @@ def broadcast_object_fn(
 def allgather_object(
     obj: T, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """Return the list of the objects of all ranks of the set, in rank order, on every rank. obj: can be pickled.
+    """Return the list of the objects of all ranks of the set, in rank order, on every rank.
 
-    session: accepted as in Horovod, and ignored. Call it from Python, not from a graph.
+    obj: can be pickled.
+    session: accepted as in Horovod, and ignored.
+    name: of the operation, the same on all ranks.
+    process_set: the ranks that take part.
+
+    Call it from Python, not from a graph.
     Raises NotInitializedError before init().
     """
     return job_objects.allgather_object(obj, name, process_set)

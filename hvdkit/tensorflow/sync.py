@@ -1,4 +1,4 @@
-"""The gradients of one list of variables, equal on all ranks: in eager mode, and as operations of a graph."""
+"""GradientSync: reduces the gradients of one list of variables, in eager mode and as operations of a graph."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ class GradientSync:
     """Reduces the gradients of the same variables over all ranks, step after step.
 
     variables: of TensorFlow or Keras, or tensors; their names, shapes and dtypes are the same on all ranks, in the
-    same order. strategy: what is done with gradients. process_set: the ranks that train together.
-    sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows; another strategy than
-    AllReduce gets dense tensors in any case. specs: how all ranks know the variables, where describe() does not say it.
+    same order.
+    strategy: reduces the gradients.
+    process_set: the ranks that train together.
+    sparse_as_dense: reduce IndexedSlices as dense tensors rather than by gathering their rows; a strategy other than
+    AllReduce gets dense tensors in any case.
+    specs: descriptions of the variables, if describe() does not give those of all ranks.
 
     The first reduce() makes the plan, on all ranks together. Close it on all ranks at the same point, or leave that to
-    shutdown(). After another init() it is made anew, by graphs that were traced before when they run.
+    shutdown(). After another init() the plan is made anew, also by earlier traced graphs when they run.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class GradientSync:
         sparse_as_dense: bool = False,
         specs: Sequence[VariableSpec] | None = None,
     ) -> None:
-        self.number = next(_numbers)  # the same on all ranks, as they make them in the same order
+        self.number = next(_numbers)  # the same on all ranks, which make them in the same order
         self.strategy = strategy
         self._specs = describe(variables) if specs is None else tuple(specs)
         self._variables = list(variables) if strategy.uses_values else []
@@ -64,11 +67,11 @@ class GradientSync:
         self._sparse_as_dense = sparse_as_dense or not isinstance(strategy, AllReduce)
         self._average = isinstance(strategy, AllReduce) and strategy.options.average
         self._device = gpu.gpu_for(variables)
-        # Of dense tensors; None where there are none.
+        # For dense tensors; None without any.
         self._gradients: ArrayGradients | DeviceGradients | Any = None
         self._gradient_hook: GradientHook | None = None
         self._planned = False
-        #: Of this rank's gradients, which are sparse and which are there; before the first reduce(), all, and dense.
+        #: Indices of this rank's sparse and of its existing gradients; before the first reduce(), none and all.
         self._mine: tuple[Sequence[int], Sequence[int]] = (), range(len(self._specs))
         self._turn = 0
         self._graph: Callable[[], Any] = _nothing
@@ -76,14 +79,14 @@ class GradientSync:
 
     @in_python
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """Reduce one gradient a variable (a tensor, IndexedSlices or None); every rank calls it equally often.
+        """Reduce one gradient per variable (a tensor, IndexedSlices or None); every rank calls it equally often.
 
-        Works in eager mode and while a tf.function is traced. What no rank has stays None. A rank that has None where
-        others have a gradient gets theirs; inside a tf.function only if that was so when the plan was made, and else
+        Works in eager mode and while a tf.function is traced. A gradient that no rank has stays None. A rank without a
+        gradient gets that of the others; inside a tf.function only if that was so when the plan was made, otherwise
         the step fails with HorovodInternalError, because a graph cannot decide it anew.
 
         Raises PlanMismatchError on the first call if the ranks have different variables, RankLostError if a rank has
-        ended; from inside a graph TensorFlow raises its own UnknownError with the same text. XlaError where XLA would
+        ended; from inside a graph TensorFlow raises its own UnknownError with the same text. XlaError if XLA would
         compile it.
         """
         call = "The reduction of gradients"
@@ -116,14 +119,14 @@ class GradientSync:
         return reduced
 
     def attach(self) -> None:
-        """Make the plan, if no reduce() has: of all gradients, dense; collective then."""
+        """Make the plan, of all gradients as dense ones, unless reduce() has done so; collective then."""
         if not self._planned:
             self._plan_first(*self._mine)
 
     def set_gradient_hook(self, hook: GradientHook) -> None:
-        """Have one object, and no other any more, take part in each step.
+        """Set the object that takes part in each step, in place of an earlier one.
 
-        Raises ValueError, or the step does, for gradients that it cannot weight.
+        Raises ValueError, now or in a step, for gradients that it cannot weight.
         """
         self._gradient_hook = hook
         if self._planned:
@@ -143,9 +146,9 @@ class GradientSync:
             raise ValueError(CANNOT_WEIGHT)
 
     def after_step(self, due: Any = True) -> None:
-        """Let a strategy with uses_values change the variables, now that the optimizer has stepped; collective.
+        """Let a strategy with uses_values change the variables after the optimizer's step; collective.
 
-        due: whether the optimizer has stepped, which all ranks say alike.
+        due: whether the optimizer has stepped; equal on all ranks.
         """
         if not (self._variables and isinstance(self._gradients, ArrayGradients)):
             return
@@ -161,7 +164,7 @@ class GradientSync:
             variable.assign(result)
 
     def change_values(self, change: Callable[[], None]) -> None:
-        """Have the strategy change the variables between two steps, by `change`; eagerly, collective if that is.
+        """Let the strategy change the variables between two steps, eagerly, by `change`; collective if `change` is.
 
         Does nothing before the first step.
         """
@@ -175,7 +178,7 @@ class GradientSync:
             return [tf.convert_to_tensor(variable) for variable in self._variables]
 
     def _wanted(self, dense: Sequence[Any]) -> list[int]:
-        """Those of the dense gradients whose results a graph uses: its own, and what only some ranks have."""
+        """Return indices of dense gradients that a graph uses: its own, and those that only some ranks have."""
         return [
             position
             for position, index in enumerate(self._dense)
@@ -183,12 +186,12 @@ class GradientSync:
         ]
 
     def _find(self) -> Callable[[], Any]:
-        """Finds what reduces the dense gradients when a graph runs, in the world of then."""
+        """Return a function that finds, when a graph runs, the present world's reducer of dense gradients."""
         held = weakref.ref(self)
         return lambda: _still_there(held)._gradients
 
     def _prepare(self, at: int, gradient: Any) -> Any:
-        """The gradient in the form, dense or not, in which all ranks send it."""
+        """Convert the gradient to the form, dense or not, in which all ranks send it."""
         if gradient is None:
             return None
         dtype = tf.as_dtype(self._specs[at].dtype)
@@ -206,7 +209,7 @@ class GradientSync:
         self._make_plan(sparse, present)
 
     def _make_plan(self, sparse: Sequence[int], present: Sequence[int]) -> None:
-        """Agree with the other ranks on what is sparse, what is there and on the buckets; collective."""
+        """Agree with the other ranks on the sparse and the existing gradients and on the buckets; collective."""
         group = self._process_set.group("The reduction of gradients")
         self._mine = sparse, present
         self._name = f"variables.{group.engine.count('variables')}"
@@ -214,7 +217,7 @@ class GradientSync:
         self._sparse = sorted({i for each, _ in facts for i in each})
         for at in self._sparse:
             take_part_when_joined(group.engine, f"{self._name}.{at}", self._specs[at])
-        #: What some ranks have and some have not: inside a graph every rank gets it.
+        #: Gradients that some ranks lack: inside a graph every rank gets them.
         some = {i for _, each in facts for i in each}
         self._uneven = {i for i in some if any(i not in each for _, each in facts)}
         self._dense = [i for i in range(len(self._specs)) if i not in self._sparse]
@@ -233,15 +236,15 @@ class GradientSync:
 
     def _open_device_gradients(self, group: Group, specs: Sequence[VariableSpec]) -> DeviceGradients | None:
         if not gpu.is_cuda_build():
-            return None  # without a collective
+            return None  # without a collective call
         from hvdkit.tensorflow.device_gradients import open_device_gradients
 
         return open_device_gradients(group, specs, self.strategy, self._device)
 
     def _make_plan_again(self) -> None:
-        """In a graph that was traced in another world: what a rank does that traces it in this one; collective.
+        """Make the plan for a graph from another world, as a rank does that traces it in this world; collective.
 
-        That makes the plans of all reducers of a graph before it runs, in the order in which they come.
+        Makes the plans of all reducers of a graph before it runs, in their order.
         """
         graph = self._graph()
         for sync in sorted(_syncs, key=lambda sync: sync._turn):
@@ -256,18 +259,18 @@ class GradientSync:
                     )
 
     def _traced_for(self) -> tuple[object, ...]:
-        """What a graph depends on."""
+        """Return the facts on which a graph depends."""
         return self._sparse, self._uneven, self._kind
 
     def _spread(self, dense: Sequence[Any]) -> list[Any]:
-        """Dense results at the places of their variables."""
+        """Return a list with dense results at their variables' positions."""
         reduced: list[Any] = [None] * len(self._specs)
         for index, result in zip(self._dense, dense, strict=True):
             reduced[index] = result
         return reduced
 
     def _reduce_sparse(self, at: int, gradient: Any) -> Any:
-        """See reduce_slices; None if the graph has nothing to give and nothing to take."""
+        """See reduce_slices. Returns None if the graph neither sends nor needs rows."""
         wanted = tf.executing_eagerly() or gradient is not None or at in self._uneven
         return reduce_slices(
             self._process_set,
@@ -287,7 +290,7 @@ class GradientSync:
 
 
 def _still_there(held: weakref.ref[GradientSync]) -> Any:
-    """The GradientSync of a graph that runs, planned in this world."""
+    """Return the GradientSync of a running graph, with its plan in this world."""
     sync = held()
     if sync is None:
         raise HorovodInternalError(
@@ -305,7 +308,7 @@ def _nothing() -> None:
 
 
 def _outermost_graph() -> Callable[[], Any]:
-    """A weak reference to the graph of the function that is being traced, which others may have called."""
+    """Return a weak reference to the graph of the outermost function that is being traced."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(getattr(graph, "outer_graph", None), type(graph)):
         graph = graph.outer_graph

@@ -13,7 +13,7 @@ from hvdkit.tensorflow.ops import allreduce
 
 @tf.keras.utils.register_keras_serializable("hvdkit")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Keras's BatchNormalization, with mean and variance of all ranks' batches in training, whatever their sizes.
+    """Keras's BatchNormalization, with mean and variance over all ranks' batches in training; sizes may differ.
 
     Needs Keras's TensorFlow backend (ValueError otherwise). Call hvd.init() before the layer is used in training. A
     model with this layer is not compiled by XLA. fused: as in Horovod, must not be True.
@@ -38,12 +38,12 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         sums = allreduce(tf.concat([mean * count, [count]], 0), op=Sum)
         total = tf.maximum(sums[-1], 1)
         all_mean = sums[:-1] / total
-        # Variances around the common mean, since squares of values far from zero have no digits left for a variance.
+        # Variances around the common mean: for values far from zero, squares would lose the digits of a variance.
         spread = allreduce((variance + tf.square(mean - all_mean)) * count, op=Sum)
         return all_mean, spread / total
 
     def _count(self, inputs: Any, mask: Any) -> Any:
-        """How many values a channel has on this rank."""
+        """Return the number of values per channel on this rank."""
         shape = tf.shape(inputs)
         if mask is None:
             return tf.size(inputs) // shape[self.axis]

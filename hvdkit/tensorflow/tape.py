@@ -1,4 +1,4 @@
-"""DistributedGradientTape: a tape whose gradients are those of all ranks."""
+"""DistributedGradientTape: a tape that reduces gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _NO_JACOBIAN = (
 
 
 class _DistributedTape:
-    """What a wrapped tape has beside its own class; mixed in before it."""
+    """Mixin of wrapped tapes; its methods precede those of the tape's own class."""
 
     _hvdkit_reduce: Reduce
     _hvdkit_set: ProcessSet
-    _hvdkit_local: dict[int, Any]  # sources by id, kept so that it stays theirs
+    _hvdkit_local: dict[int, Any]  # sources by id(); the references keep the ids valid
     _hvdkit_scale: bool
 
     def register_local_source(self, source: Any) -> None:
-        """Do not reduce the gradient of this variable: each rank keeps its own, see scale_local_gradients."""
+        """Exclude this variable's gradient from the reduction: each rank keeps its own; see scale_local_gradients."""
         self._hvdkit_local[id(source)] = source
 
     @in_python
@@ -53,7 +53,7 @@ class _DistributedTape:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """The gradients of all ranks; a collective call, for the same sources in the same order on every rank.
+        """Return the reduced gradients; collective, for the same sources in the same order on every rank.
 
         Arguments as for tf.GradientTape.gradient(). use_generic_names: accepted as in Horovod, and ignored.
         """
@@ -71,11 +71,11 @@ class _DistributedTape:
         return _like(structure, gradients)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise NotImplementedError: gradient() alone is of all ranks."""
+        """Raise NotImplementedError: only gradient() reduces over ranks."""
         raise NotImplementedError(_NO_JACOBIAN.format(name="jacobian"))
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise NotImplementedError: gradient() alone is of all ranks."""
+        """Raise NotImplementedError: only gradient() reduces over ranks."""
         raise NotImplementedError(_NO_JACOBIAN.format(name="batch_jacobian"))
 
     def _scaled(self, gradient: Any) -> Any:
@@ -89,7 +89,11 @@ class _DistributedTape:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """The gradients of a list of sources as (source, gradient): those of local sources, and the others."""
+        """Return the gradients of a list of sources as (source, gradient): those of local sources, and the others.
+
+        target, sources, output_gradients: as for tf.GradientTape.gradient().
+        use_generic_names: accepted as in Horovod, and ignored.
+        """
         gradients = self.gradient(target, sources, output_gradients)
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if id(pair[0]) in self._hvdkit_local]
@@ -97,7 +101,7 @@ class _DistributedTape:
 
 
 def _flatten(gradients: Any) -> list[Any]:
-    """Gradients in the order of their sources; IndexedSlices stay whole."""
+    """Return gradients in the order of their sources; IndexedSlices stay whole."""
     return list(tf.nest.flatten(gradients, expand_composites=False))
 
 
@@ -119,21 +123,22 @@ def DistributedGradientTape(
     scale_local_gradients: bool = True,
     strategy: Strategy | None = None,
 ) -> Any:
-    """A tape whose gradient() returns the gradients of all ranks, averaged by default.
+    """Make a tape whose gradient() returns the gradients of all ranks, averaged by default.
 
-    It has a subclass of the class of `gradtape`, and the operations that `gradtape` has recorded.
+    Its class is a subclass of `gradtape`'s class, and it has the operations that `gradtape` has recorded.
 
+    device_dense, device_sparse: accepted as in Horovod, and ignored.
     compression: the dtype that is sent between hosts instead of float32; sums are computed in float32.
     sparse_as_dense: reduce IndexedSlices as dense tensors, instead of gathering their rows.
     op: Average, Sum or Adasum. Adasum needs gradients of the same variables on all ranks, and no IndexedSlices.
-    gradient_predivide_factor: the part of the division of an average that is done before sending.
+    gradient_predivide_factor: divisor that is applied before sending; the rest of an average's division follows it.
+    num_groups, groups: accepted as in Horovod, and ignored.
     process_set: the ranks that train together; other ranks keep their own gradients.
     scale_local_gradients: divide the gradients of sources that are registered with register_local_source() by the
     number of ranks, as if they were averaged too.
     strategy: an object of a subclass of hvdkit.engine.api.Strategy that replaces `op`; the same object for all
     tapes of a training, and not together with op, compression or gradient_predivide_factor. It gets IndexedSlices as
     dense gradients. A strategy that changes parameters after the optimizer's step raises ValueError.
-    device_dense, device_sparse, num_groups, groups: accepted as in Horovod, and ignored.
 
     A gradient that no rank has stays None, see GradientSync.reduce. Inside a tf.function, buckets are reduced while
     the rest of the backward pass runs; with jit_compile=True it raises XlaError.
@@ -167,7 +172,7 @@ def reduction(
     predivide: float,
     process_set: ProcessSet,
 ) -> Reduce:
-    """What reduces the gradients of a step, without a strategy of the user's; arguments of DistributedGradientTape."""
+    """Make the reduction of a step's gradients without a user's strategy; arguments of DistributedGradientTape."""
     options = None if op is Adasum else gradient_options(op, predivide, compression)
     if options is None:
         wire_of(compression)
@@ -205,7 +210,7 @@ def _make_reduce_by(strategy: Strategy, process_set: ProcessSet) -> Reduce:
 
 
 def _reduce_by_adasum(gradients: Sequence[Any], compression: Any, process_set: ProcessSet) -> Sequence[Any]:
-    """As one operation, so that ranks which have gradients of other variables are told."""
+    """Reduce as one operation, so that ranks with gradients of other variables raise an error."""
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     if not present:
         raise ValueError(
@@ -222,9 +227,9 @@ def _dense(gradient: Any, wanted: bool) -> Any:
     return tf.convert_to_tensor(gradient) if wanted and isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-#: A script makes a new tape each step; what it reduces with stays the same as long as the variables look the same and
-#: are on the same GPU, and after another init(), as graphs do. In a graph for sessions each reduction has its own, as
-#: several may run at the same time; those of two graphs, and two calls of one function, do not.
+#: A script makes a new tape each step; its GradientSync stays the same as long as the variables' descriptions and GPU
+#: are equal, and after another init(), as for graphs. In a graph for sessions each reduction has its own, as several
+#: may run at the same time; reductions of two graphs, and two calls of one function, do not.
 _syncs: dict[Any, GradientSync] = {}
 
 
@@ -260,8 +265,8 @@ def PartialDistributedGradientTape(
 ) -> Any:
     """A DistributedGradientTape that does not reduce the gradients of some layers; each rank keeps its own.
 
-    local_layers: a layer or a collection of them (ValueError for anything else). The rest, and what it raises, as for
-    DistributedGradientTape().
+    local_layers: a layer or a collection of them (ValueError for anything else).
+    The other arguments, and what it raises: as for DistributedGradientTape().
     """
     layers = [] if local_layers is None else list(local_layers) if isinstance(local_layers, _LISTS) else [local_layers]
     wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]

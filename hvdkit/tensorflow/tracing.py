@@ -1,4 +1,4 @@
-"""What is known while a tf.function is traced, and what cannot be in one."""
+"""Information about the tf.function that is being traced, and calls of Python from graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 def in_python(function: Function) -> Function:
     """Keep AutoGraph from rewriting a function that a tf.function calls, and all that it calls.
 
-    What it raises is an error of TensorFlow's as well, see as_tensorflow_error().
+    Its errors are errors of TensorFlow's as well, see as_tensorflow_error().
     """
 
     @functools.wraps(function)
@@ -37,7 +37,7 @@ def in_python(function: Function) -> Function:
 
 @contextmanager
 def tensorflow_errors() -> Iterator[None]:
-    """Raise hvdkit's errors as errors of TensorFlow's as well, see as_tensorflow_error()."""
+    """Context that raises hvdkit's errors as errors of TensorFlow's as well, see as_tensorflow_error()."""
     try:
         yield
     except Exception as error:
@@ -48,14 +48,14 @@ def tensorflow_errors() -> Iterator[None]:
 
 
 def in_session() -> bool:
-    """Is a graph being made that a tf.compat.v1.Session will run, rather than a tf.function of eager mode?"""
+    """Return whether the graph being built is for a tf.compat.v1.Session, rather than a tf.function of eager mode."""
     return not tf.compat.v1.executing_eagerly_outside_functions()
 
 
 def is_unordered() -> bool:
-    """Is a graph being made whose operations TensorFlow runs in any order?
+    """Return whether TensorFlow will run the operations of the graph being built in any order.
 
-    Those are graphs for sessions, and the functions that TensorFlow makes for the gradients of functions, conditions
+    It does so for graphs for sessions, and for the functions that it makes for the gradients of functions, conditions
     and loops.
     """
     if in_session():
@@ -72,7 +72,7 @@ _GRADIENT_GRAPHS = ("_CondGradFuncGraph", "_WhileBodyGradFuncGraph")
 
 
 def check_not_compiled(call: str) -> None:
-    """Raise if a function with jit_compile=True is being traced: XLA has no operation that leaves the program."""
+    """Raise if a function with jit_compile=True is being traced: XLA cannot call out of the program."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
         context = graph._get_control_flow_context()
@@ -88,9 +88,9 @@ def check_not_compiled(call: str) -> None:
 
 
 def check_nothing_dropped(names: Sequence[str], wanted: Collection[int], unused: Collection[int]) -> None:
-    """Raise HorovodInternalError where other ranks have a gradient that this rank's graph was traced without.
+    """Raise HorovodInternalError if other ranks have a gradient that this rank's graph was traced without.
 
-    names: of all variables. wanted: those whose gradients the graph uses; unused: those that no rank has one of.
+    names: of all variables. wanted: gradients that the graph uses; unused: gradients that no rank has.
     """
     lost = sorted(set(range(len(names))) - set(wanted) - set(unused))
     if lost:
@@ -103,11 +103,15 @@ def check_nothing_dropped(names: Sequence[str], wanted: Collection[int], unused:
 
 
 def call_on_device(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
-    """An operation on the current device that calls `function` with eager tensors there each time the graph runs.
+    """Make an operation on the current device that calls `function` with eager tensors there each time the graph runs.
 
-    function: is kept as long as the graph; it returns a list of eager tensors, of these dtypes. Operations of one
-    tf.function run in the order in which they are made. One that runs again before it is done waits.
-    What it raises comes out of the graph as TensorFlow's UNKNOWN, see behind().
+    function: kept as long as the graph; returns a list of eager tensors, of these dtypes.
+    tensors: its arguments.
+    dtypes: of its results.
+    name: of the operation.
+
+    Operations of one tf.function run in the order in which they are made. One that runs again before it is done waits.
+    The function's errors leave the graph as TensorFlow's UNKNOWN, see behind().
     """
     running = threading.Lock()
 
@@ -126,16 +130,20 @@ def call_on_device(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any],
 def call_in_graph(
     function: Any, tensors: list[Any], dtypes: list[Any], name: str, *, coded_errors: bool = False
 ) -> Any:
-    """An operation that calls `function` with numpy arrays each time the graph runs.
+    """Make an operation that calls `function` with numpy arrays each time the graph runs.
 
-    function: is kept for ever, as TensorFlow keeps it; it gets arrays that share the tensors' memory, and TensorFlow
-    shares the memory of the aligned arrays which it returns.
-    Returns the list of its results, or the operation if there are none. Operations of one tf.function run in the order
+    function: kept for ever, as TensorFlow keeps it; its arrays share the tensors' memory, and TensorFlow shares the
+    memory of aligned arrays that it returns.
+    tensors: its arguments.
+    dtypes: of its results.
+    name: of the operation.
+    coded_errors: raise the function's errors with the code of code_of(), which costs about 100 us a run; else
+    ValueError and TypeError become INVALID_ARGUMENT, others UNKNOWN. They leave the graph as errors of TensorFlow's,
+    see behind().
+
+    Returns the list of its results, or the operation if it has none. Operations of one tf.function run in the order
     in which they are made, those of a graph that is_unordered() in any order, at the same time. One that runs again
     before it is done, as in a loop, waits.
-    What it raises comes out of the graph as an error of TensorFlow's, see behind(): with coded_errors, which costs some
-    100 us a run, of the code that code_of() tells; else ValueError and TypeError as INVALID_ARGUMENT, others as
-    UNKNOWN.
     """
     unordered = is_unordered()
     checked = unordered or coded_errors
@@ -160,13 +168,13 @@ def call_in_graph(
         make = _call_in_thread if unordered else _call_in_turn
         *results, path = make(call, tensors, [*dtypes, tf.string], name)
         nothing = tf.io.read_file(path, name=f"{name}_error")
-        # What has no state, and no results in use, is optimized away.
+        # An operation without state and used results would be optimized away.
         with tf.control_dependencies([tf.raw_ops.Assert(condition=True, data=[nothing])]):
             return [tf.identity(one) for one in results] if results else tf.no_op()
 
 
-#: TensorFlow has no operation that fails with FAILED_PRECONDITION and a text that is known when the graph runs, and
-#: numpy_function cannot either. Reading a file whose path goes through one that is no folder does (errno ENOTDIR).
+#: TensorFlow has no operation that fails with FAILED_PRECONDITION and a text of run time, and numpy_function cannot do
+#: so either. Reading a file whose path goes through a file that is not a folder does it (errno ENOTDIR).
 _NO_ERROR = "/dev/null"
 _PATH_BYTES = 3500  # of the text; a path has 4095
 
@@ -177,18 +185,18 @@ def _path_of(error: Exception) -> bytes:
 
 
 def _call_in_turn(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
-    """Call it in one of the threads that compute; operations that can be called run one by one, see call_in_graph()."""
+    """Call it in one of the compute threads; such operations run one by one, see call_in_graph()."""
     return list(tf.numpy_function(function, list(tensors), list(dtypes), stateful=True, name=name))
 
 
 def _call_in_thread(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any], name: str) -> list[Any]:
     """Call it in a thread of the operation's own.
 
-    For graphs that are unordered, see is_unordered(). Operations that wait for other ranks would take all threads which
-    compute, on each rank other ones. An operation that reads a dataset has a thread of its own; this one reads one of a
-    single element, the function's results.
+    For graphs that are unordered, see is_unordered(). Operations that wait for other ranks would occupy all compute
+    threads, with different operations on each rank. An operation that reads a dataset has its own thread; this one
+    reads a dataset of a single element, the function's results.
     """
-    given = list(tensors) or [tf.constant(0)]  # a dataset of nothing has no element
+    given = list(tensors) or [tf.constant(0)]  # an empty dataset has no element
     shapes = [tf.TensorShape(None)] * len(dtypes)
 
     def body(*arrays: Any) -> list[Any]:
@@ -210,8 +218,8 @@ def _call_in_thread(function: Any, tensors: Sequence[Any], dtypes: Sequence[Any]
     )
 
 
-#: What operations of graphs have raised and behind() has not found yet, the last ones: of an error TensorFlow lets only
-#: the text through.
+#: The newest errors of graphs' operations that behind() has not found yet: TensorFlow passes on only the text of an
+#: error.
 _raised: deque[HorovodInternalError] = deque(maxlen=64)
 _noting = threading.Lock()
 
@@ -219,14 +227,14 @@ _noting = threading.Lock()
 def _note(error: HorovodInternalError) -> None:
     with _noting:
         for other in _raised:
-            other.__traceback__ = None  # whose frames hold gradients
+            other.__traceback__ = None  # its frames hold gradients
         _raised.append(error)
 
 
 def raise_what_failed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Raise HorovodInternalError from a function in which a collective fails inside a graph.
 
-    There it is an error of TensorFlow's.
+    There the error is one of TensorFlow's.
     """
 
     @functools.wraps(function)
@@ -238,7 +246,7 @@ def raise_what_failed(function: Callable[Arguments, Result]) -> Callable[Argumen
         except tf.errors.OpError as error:
             if (found := behind(error)) is not None:
                 raise found from error
-            if isinstance(error, tf.errors.UnknownError) and "Horovod" in error.message:  # of Horovod's core
+            if isinstance(error, tf.errors.UnknownError) and "Horovod" in error.message:  # from Horovod's core
                 raise HorovodInternalError(error.message) from error
             raise
 
@@ -246,13 +254,13 @@ def raise_what_failed(function: Callable[Arguments, Result]) -> Callable[Argumen
 
 
 def behind(error: tf.errors.OpError) -> HorovodInternalError | None:
-    """Find what hvdkit raised inside the graph that has failed with this error, by its text; None if it did not.
+    """Find hvdkit's error that made the graph fail with this error, by its text; None if hvdkit raised none.
 
-    Each is found once.
+    Each error is found once.
     """
     with _noting:
         fitting = [one for one in _raised if (text := _text_of(one)) and text in (error.message or "")]
-        found = max(fitting, key=lambda one: len(str(one)), default=None)  # the text of one may be part of another's
+        found = max(fitting, key=lambda one: len(str(one)), default=None)  # one text may be a part of another
         if found is not None:
             _raised.remove(found)
         return found

@@ -1,4 +1,4 @@
-"""What is known about a variable before it has a gradient."""
+"""VariableSpec: the description of a variable before it has a gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.transport.buffer import Array
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """A variable as all ranks know it. shape: with every dimension; dtype: in the engine's words."""
+    """A variable's description, equal on all ranks. shape: with every dimension; dtype: in the engine's words."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,10 +23,10 @@ class VariableSpec:
 
 
 def describe(variables: Sequence[Any]) -> tuple[VariableSpec, ...]:
-    """What the ranks have to agree on.
+    """Describe variables by the properties that must be equal on all ranks.
 
-    variables: of TensorFlow or Keras, or tensors. Counters in automatic names are left out: a rank may have made other
-    models before. Raises ValueError for a tensor whose shape is not known, TypeError for a dtype that cannot be sent.
+    variables: of TensorFlow or Keras, or tensors. Omits counters in automatic names: a rank may have made other
+    models before. Raises ValueError for a tensor of unknown shape, TypeError for a dtype that cannot be sent.
     """
     return tuple(
         VariableSpec(_name(variable, at), _shape(variable, at), dtype_name(variable.dtype))
@@ -44,7 +44,7 @@ def _name(variable: Any, at: int) -> str:
 def _own_name(variable: Any) -> str:
     try:
         return str(variable.name)
-    except AttributeError:  # of an eager tensor
+    except AttributeError:  # for an eager tensor
         return ""
 
 
@@ -61,9 +61,9 @@ def _shape(variable: Any, at: int) -> tuple[int, ...]:
 
 
 def view_of(variable: Any) -> Array:
-    """The numbers of a variable, of TensorFlow or Keras, in its own memory; not to be written to.
+    """View the values of a variable, of TensorFlow or Keras, in its own memory, which must not be written.
 
-    To be let go of before the variable changes: TensorFlow would move it.
+    Drop the view before the variable changes: otherwise TensorFlow would move the variable.
     """
     own = variable if isinstance(variable, tf.Variable) else variable.value
     return array_of(own.value())

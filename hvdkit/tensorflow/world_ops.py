@@ -1,4 +1,4 @@
-"""Who am I, as operations: answered when a graph runs, not when it is traced."""
+"""Rank, size and process set as operations: evaluated when a graph runs, not when it is traced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.tensorflow.run import run
 from hvdkit.tensorflow.tracing import in_python
 
-#: Horovod's answers of process_set_included_op().
+#: Horovod's special values of process_set_included_op().
 _NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
 
 
@@ -23,9 +23,9 @@ def _ask(question: Callable[[], int], call: str) -> Any:
 
 @in_python
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """How many ranks the process set has, an int32 scalar.
+    """Return the number of ranks of the process set, an int32 scalar.
 
-    Raises ValueError for a set that is not known, NotInitializedError before init().
+    Raises ValueError for an unknown set, NotInitializedError before init().
     """
 
     def question() -> int:
@@ -41,7 +41,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 @in_python
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Does the process set include this rank? 1 or 0, an int32 scalar; -1 before init(), -3 if it is not known.
+    """Return whether the process set includes this rank: 1 or 0, an int32 scalar; -1 before init(), -3 if unknown.
 
     It never raises an error.
     """
@@ -58,17 +58,17 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 @in_python
 def local_size_op(name: str | None = None) -> Any:
-    """How many ranks this host has, an int32 scalar. NotInitializedError before init()."""
+    """Return the number of this host's ranks, an int32 scalar. NotInitializedError before init()."""
     return _ask(basics.local_size, "local_size_op()")
 
 
 @in_python
 def rank_op(name: str | None = None) -> Any:
-    """This process's number among all ranks, an int32 scalar. NotInitializedError before init()."""
+    """Return this process's rank, an int32 scalar. NotInitializedError before init()."""
     return _ask(basics.rank, "rank_op()")
 
 
 @in_python
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's number among its host's ranks, an int32 scalar. NotInitializedError before init()."""
+    """Return this process's local rank, an int32 scalar. NotInitializedError before init()."""
     return _ask(basics.local_rank, "local_rank_op()")

@@ -16,7 +16,7 @@ from hvdkit.torch.wrapped import Wrapped
 
 
 class AsynchronousWrapped(Wrapped):
-    """Mixed in before the optimizer's own class."""
+    """Mixin of AsynchronousOptimizer(); its methods precede those of the optimizer's own class."""
 
     _hvdkit_set: ProcessSet = global_process_set
 
@@ -30,7 +30,7 @@ class AsynchronousWrapped(Wrapped):
         if sync is None:
             return
         if isinstance(sync.strategy, Asynchronous | BackupSteps):
-            sync.attach()  # the first step of the others waits for a rank that has taken none
+            sync.attach()  # the first step of the other ranks waits for a rank that has made no step
             sync.strategy.finish()
         else:
             barrier(process_set=self._hvdkit_set)
@@ -49,22 +49,24 @@ def AsynchronousOptimizer(
 ) -> Any:
     """Make an optimizer step at this rank's pace; it waits only for ranks whose values would get too old.
 
-    Returns the same object, as DistributedOptimizer() does. The optimizer steps on this rank's own gradients; the
-    change of the parameters, divided by the number of ranks, goes to the servers, which add it as it comes, and the
-    rank goes on from the values that are there then. The optimizer's state is each rank's own. Call its finish() on all
-    ranks after their last step, before evaluating or saving, in place of hvd.join(); ranks may take different numbers
-    of steps.
+    Returns the same object, as DistributedOptimizer() does. The optimizer steps on this rank's own gradients. The rank
+    sends the change of its parameters, divided by the number of ranks, to the servers. A server adds each change when
+    it arrives, and the rank continues from the values that the server then has. Each rank keeps its own optimizer
+    state. Call finish() on all ranks after their last step, before evaluating or saving, in place of hvd.join(); ranks
+    may make different numbers of steps.
 
     named_parameters: as for DistributedOptimizer().
-    staleness: a rank waits when it has sent more changes than this since another rank began the step that it is in; so
-    it may be staleness + 1 times as fast as the slowest. 0 averages the gradients of all ranks in every step, as
+    staleness: a rank waits when it has sent more changes than this since another rank began its present step. So a rank
+    may be staleness + 1 times as fast as the slowest. 0 averages the gradients of all ranks in every step, as
     DistributedOptimizer() does.
-    servers: threads of the first so many ranks keep a slice of the parameters each.
-    scale_by_staleness: multiply a change by 1 / (1 + s), where s is the number of changes of other ranks since this
-    rank had its values, in rounds of as many as there are ranks, rounded down.
-    backward_passes_per_step: as for DistributedOptimizer(). others: refused, with what to use for them.
+    servers: number of servers; each of the first ranks runs a server thread, which keeps a slice of the parameters.
+    scale_by_staleness: multiply a change by 1 / (1 + s). s is the number of changes that other ranks have sent since
+    this rank received its values, divided by the number of ranks and rounded down.
+    backward_passes_per_step: as for DistributedOptimizer().
+    process_set: the ranks that train together.
+    others: other arguments of DistributedOptimizer(), which are refused; the error names the alternative.
 
-    Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used.
+    Raises what DistributedOptimizer() raises; ValueError or TypeError for invalid numbers.
     """
     strategy = choose_asynchronous(
         staleness, servers, scaled=scale_by_staleness, process_set=process_set, others=others

@@ -13,21 +13,21 @@ from hvdkit.torch.uncompiled import uncompiled
 
 NO_TASK = -1
 
-#: Held by a hook that is the first one of a pass: autograd runs the hooks of each device in a thread of its own.
+#: The first hook of a pass holds this lock: autograd runs the hooks of each device in a thread of its own.
 first_of_pass = threading.RLock()
 
-#: Of each pass under way what to call at its end, by the numbers of the optimizers; see when_backward_ends.
+#: Backward pass under way -> number of an optimizer -> callback for the end of the pass; see when_backward_ends.
 _callbacks: dict[int, dict[int, Callable[[bool], None]]] = {}
 
-#: autograd's number of the backward pass that runs in this thread, rising; NO_TASK outside of one. Asked by every hook.
+#: autograd's number of the backward pass that runs in this thread, rising; NO_TASK outside of one. Every hook calls it.
 current_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def when_backward_ends(task: int, number: int, callback: Callable[[bool], None]) -> None:
-    """Have optimizer `number` called back when the running pass `task` has ended without an exception.
+    """Call `callback` for optimizer `number` when the running pass `task` has ended without an exception.
 
-    Called from inside of the pass. callback: gets True; False if the callback of an optimizer before has raised an
-    exception, so that backward() will raise it: nothing collective may follow, as the other ranks may still be there.
+    Called from inside of the pass. callback: gets True; False if the callback of an earlier optimizer has raised an
+    exception, so that backward() will raise it: it must then start no collective, as other ranks may not follow.
     """
     with first_of_pass:
         if task not in _callbacks:
@@ -37,7 +37,7 @@ def when_backward_ends(task: int, number: int, callback: Callable[[bool], None])
 
 
 def forget(task: int) -> None:
-    """The pass has ended with an exception."""
+    """Drop the callbacks of a pass that has ended with an exception."""
     _callbacks.pop(task, None)
 
 

@@ -14,22 +14,22 @@ from hvdkit.torch.plain_copies import change_class
 
 
 class BackupWrapped(AsynchronousWrapped):
-    """Mixed in before the optimizer's own class."""
+    """Mixin of BackupSteps(); its methods precede those of the optimizer's own class."""
 
     @property
     def behind(self) -> int:
-        """How many of this rank's next steps are decided already, so that synchronize() can replace backward()."""
+        """Number of this rank's next steps that are already decided: synchronize() can replace backward() in them."""
         strategy = self._backup_strategy()
         return 0 if strategy is None else strategy.behind
 
     @property
     def dropped(self) -> int:
-        """How many steps were made without this rank's gradients."""
+        """Number of steps that were made without this rank's gradients."""
         strategy = self._backup_strategy()
         return 0 if strategy is None else strategy.dropped
 
     def synchronize(self) -> None:
-        """Take the gradients of a step that is decided already, in place of backward(); see Wrapped.synchronize."""
+        """Take the gradients of an already decided step, in place of backward(); see Wrapped.synchronize."""
         super().synchronize()
         self._hvdkit_synchronized = False  # step() follows without skip_synchronize()
 
@@ -48,11 +48,11 @@ def BackupSteps(
     process_set: ProcessSet = global_process_set,
     **others: Any,
 ) -> Any:
-    """Make an optimizer step on the average of the gradients that come first, without waiting for the slowest ranks.
+    """Make an optimizer step on the average of the gradients that arrive first, without waiting for the slowest ranks.
 
-    Returns the same object, as DistributedOptimizer() does. All ranks make equally many steps, each with the same
-    gradients on all of them, so parameters and optimizer states stay equal. A rank whose gradients come too late takes
-    the step that the others have made. To catch up it need not compute gradients for steps that are decided already:
+    Returns the same object, as DistributedOptimizer() does. All ranks make equally many steps, and in each step all
+    ranks use the same gradients, so parameters and optimizer states stay equal. A rank whose gradients arrive too late
+    makes the step that the others have made. To catch up it need not compute gradients for already decided steps:
 
         if optimizer.behind:
             optimizer.synchronize()  # takes the gradients that the others have made
@@ -60,14 +60,17 @@ def BackupSteps(
             loss_of(model(inputs), targets).backward()
         optimizer.step()
 
-    Call its finish() on all ranks after their last step. Clipping and GradScaler see the average.
+    Call finish() on all ranks after their last step. Clipping and GradScaler see the average.
 
     named_parameters: as for DistributedOptimizer().
-    drop: of how many ranks a step does not wait; 0 averages the gradients of all ranks, as DistributedOptimizer() does.
-    ahead: by how many steps ranks may be before the slowest one; for each, rank 0 may keep gradients in its memory.
-    backward_passes_per_step: as for DistributedOptimizer(). others: refused, with what to use for them.
+    drop: number of ranks that a step does not wait for; 0 averages the gradients of all ranks, as
+    DistributedOptimizer() does.
+    ahead: number of steps that ranks may be ahead of the slowest one; rank 0 may keep the gradients of each in memory.
+    backward_passes_per_step: as for DistributedOptimizer().
+    process_set: the ranks that train together.
+    others: other arguments of DistributedOptimizer(), which are refused; the error names the alternative.
 
-    Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used.
+    Raises what DistributedOptimizer() raises; ValueError or TypeError for invalid numbers.
     """
     strategy = backup_steps.choose_backup_steps(drop, ahead, process_set, others)
     wrapped = DistributedOptimizer(

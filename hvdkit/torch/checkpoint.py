@@ -35,11 +35,13 @@ class Checkpoints(TrainingCheckpoints):
     SIGUSR1 and SIGUSR2 make the next step save a checkpoint and end the training with exit code 75.
 
     directory: used by this training only, on a disk that outlives the job; only rank 0 needs access.
-    every_s: seconds between checkpoints. keep: number of checkpoints to keep, the newest ones.
+    every_s: seconds between checkpoints.
+    keep: number of the newest checkpoints to keep.
     things: objects with state_dict() and load_state_dict(), under names of your choice: modules, optimizers,
     schedulers, GradScaler, ShardedSampler, BalancedSampler, ElasticSampler (do not call its record_batch(): step()
     does). Also numbers and strings, which are then in `values`: `checkpoints.values["best"] = 0.97`.
-    Raises CheckpointError for a model or an optimizer of which each rank has a part only: use hvdkit.parallel.save().
+
+    Raises CheckpointError if each rank has only its own shard of a model or an optimizer: use hvdkit.parallel.save().
     Raises TypeError for a number or string whose name is a misspelt option, such as every=60.
     """
 
@@ -72,7 +74,7 @@ def load(directory: str | os.PathLike[str], **things: Any) -> dict[str, Any] | N
 
 
 def open_store(directory: str | os.PathLike[str], things: Mapping[str, Any], *, keep: int = 3) -> Store:
-    """A store of what has state_dict() and load_state_dict(), and of numbers and texts, under names."""
+    """Open a store of named objects with state_dict() and load_state_dict(), and of numbers and strings."""
     kept, values = _sort(things)
     return Store(directory, kept, values, keep=keep)
 
@@ -94,7 +96,7 @@ def _has_state(thing: Any) -> bool:
 
 
 class TorchKept:
-    """What has state_dict() and load_state_dict(), by name; see Checkpointable."""
+    """Named objects with state_dict() and load_state_dict(), as checkpoints keep them; see Checkpointable."""
 
     files: Sequence[str] = (_FILE,)
     framework = f"torch {torch.__version__}"
@@ -104,7 +106,7 @@ class TorchKept:
         self._collected: dict[str, Any] = {}
 
     def collect(self) -> None:
-        """See Checkpointable.collect. Sharded optimizers are divided."""
+        """See Checkpointable.collect. Gathers the state of sharded optimizers on rank 0."""
         divided = {name: one._hvdkit_state for name, one in self._things.items() if hasattr(one, "_hvdkit_state")}
         self._collected = {name: read(0) for name, read in divided.items()}
 
@@ -164,11 +166,11 @@ class TorchKept:
             torch.cuda.set_rng_state_all([torch.from_numpy(decode(one, np.uint8)) for one in state["cuda"]])
 
     def settle(self) -> None:
-        """See Checkpointable.settle; steps have ended here when they return."""
+        """See Checkpointable.settle. Does nothing: a step has ended when step() returns."""
 
 
 def _state_of(thing: Any, during_epoch: bool) -> Any:
-    # Its epoch is over when all samples are trained on; only who calls knows whether what follows that is done.
+    # The epoch is over when all samples are trained on; only the caller knows whether all work on them is done.
     if during_epoch and isinstance(thing, ShardedSampler):
         return thing.state_dict(given=thing.trained)
     return thing.state_dict()

@@ -12,11 +12,11 @@ from hvdkit.torch.sharding.gradient import ShardedGradient
 
 
 def are_cleared(named: Named, indices: Collection[int], arrived: int, *, reduced: bool) -> bool:
-    """Have all these parameters no gradient? That of `arrived` has been added up already: it is not read.
+    """Return whether all these parameters have no gradient, without reading that of `arrived`, which is already there.
 
-    reduced: Are they the same on all ranks? Then zeros count as none; a rank's own ones may be what it has computed,
-    and it would be alone to call them cleared.
-    False where `arrived` is the only one. Waits for a GPU where gradients are reduced.
+    reduced: whether the gradients are the same on all ranks. Zeros then count as no gradient; a rank's own zeros may be
+    computed values, and other ranks would not call them cleared.
+    Returns False if `arrived` is the only parameter. Waits for a GPU if the gradients are reduced.
     """
     others = [named[index][1].grad for index in indices if index != arrived]
     return bool(others) and all(one is None or (reduced and _are_zeros(one)) for one in others)
@@ -29,7 +29,7 @@ def _are_zeros(gradient: torch.Tensor) -> bool:
 
 
 def reduced_already(name: str, passes: int) -> HorovodInternalError:
-    """The error for a gradient that backward() has added to a reduced one."""
+    """Return the error for a gradient that backward() has added to a reduced one."""
     return HorovodInternalError(
         f"backward() computed the gradient of {name} more than backward_passes_per_step={passes} times before "
         "optimizer.step(). With op=hvd.Sum, shard or hvd.BackupSteps() gradients are reduced once a step, and this one "

@@ -1,4 +1,4 @@
-"""The loss that a closure returns: every rank's optimizer is to decide by the same one."""
+"""Reduction of the loss that a closure returns, so that the optimizers of all ranks decide by the same loss."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from hvdkit.torch.reduce import allreduce
 def reduce_loss(
     loss: Any, op: ReduceOp, weight: float, device: torch.device, name: str, process_set: ProcessSet
 ) -> Any:
-    """The average over the ranks, or their sum, of what their closures have returned; collective.
+    """Average (or sum) over the ranks the losses that their closures have returned; collective.
 
-    loss: a number, a tensor of one, which keeps its graph, or None. A rank with None counts as 0, as its gradients do,
-    and gets the others' loss; None where all have None. Anything else is returned as it is.
-    op, weight: of the gradients. device: where the ranks meet, of the same kind on all of them.
+    loss: a number, a tensor of one element, which keeps its graph, or None. None counts as 0, as the rank's gradients
+    do, and the rank gets the loss of the others; it gets None if all ranks have None. Any other value is returned
+    unchanged.
+    op: of the gradients.
+    weight: of the gradients.
+    device: where the losses are reduced; its type is the same on all ranks.
+    name: of the allreduce.
+    process_set: the ranks that take part.
     """
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()
     is_number = isinstance(loss, numbers.Real)
-    pair = torch.zeros(2, dtype=torch.float64, device=device)  # the loss, and whether there is one
+    pair = torch.zeros(2, dtype=torch.float64, device=device)  # the loss, and whether this rank has a loss
     if is_tensor or is_number:
         value = loss.detach().reshape(()).to(pair) if is_tensor else float(loss)
         pair[0], pair[1] = value * weight if weight else 0.0, 1.0
@@ -36,7 +41,7 @@ def reduce_loss(
 
 
 class _WithValue(torch.autograd.Function):
-    """A tensor with another value, and its own gradient."""
+    """The identity for gradients; forward returns another value for the tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

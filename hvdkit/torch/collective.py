@@ -1,7 +1,7 @@
-"""A collective on tensors as data, the ways to run it, and the forms of a public call that follow from these.
+"""A collective on tensors as data, the functions that run it, and the forms of a public call made from it.
 
-A public call is written once, as a function that returns a Collective. collective() makes of it the call that waits for
-the result and is differentiable; in_place() and asynchronous() make the other forms, with the same parameters.
+A public call is written once, as a function that returns a Collective. collective() turns it into the blocking,
+differentiable call; in_place() and asynchronous() make the other forms, with the same parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Buffer
 
 Tensors = Sequence[torch.Tensor]
-#: Operation.rows.
+#: The type of Operation.rows.
 Rows = Sequence[tuple[int, ...]]
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -34,12 +34,16 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class Collective(Generic[Result_co]):
-    """One rank's part of a collective that has not begun.
+    """A collective of this rank that has not begun.
 
-    announcement: what the ranks must agree on. name: None for one that is counted. tensors: the caller's.
-    pack: makes of the sequence of results what the caller gets. gradient: from Operation.rows and the gradients of the
-    results to those of the tensors. collect: the results of an operation that has them in new memory; without it the
-    operation overwrites the memory that it is given. overwrites: does it, even so?
+    announcement: the properties that must be equal on all ranks.
+    name: None to count the calls instead.
+    tensors: the caller's.
+    pack: makes the caller's result of the sequence of results.
+    gradient: computes the gradients of the tensors from Operation.rows and the gradients of the results.
+    collect: returns the results of an operation that has them in new memory; without it the operation overwrites the
+    given memory.
+    overwrites: whether it does so although it has collect.
     """
 
     __slots__ = ("announcement", "collect", "gradient", "group", "name", "overwrites", "pack", "tensors")
@@ -60,18 +64,18 @@ class Collective(Generic[Result_co]):
         self.pack, self.gradient, self.collect, self.overwrites = pack, gradient, collect, overwrites
 
     def begin(self, *, in_place: bool) -> Handle:
-        """Begin it; synchronize() returns the results, which are written to the tensors if it is in place."""
+        """Begin the collective; synchronize() returns the results. in_place: write them to the tensors."""
         engine = self.group.engine
         memory, operation = self._start(engine.submit, in_place)
         return make_handle(engine, operation, lambda operation: self.pack(self._finish(operation, memory, in_place)))
 
     def do(self, *, in_place: bool) -> Result_co:
-        """Do it; returns the results, which are written to the tensors if it is in place."""
+        """Run the collective and return the results. in_place: write them to the tensors."""
         memory, operation = self._start(self.group.engine.do, in_place)
         return self.pack(self._finish(operation, memory, in_place))
 
     def do_differentiably(self) -> Result_co:
-        """Do it; returns the results, with a gradient where one of the tensors needs it."""
+        """Run the collective and return the results, with a gradient if a tensor requires one."""
         for tensor in self.tensors:
             if tensor.requires_grad and torch.is_grad_enabled():
                 return self.pack(_Differentiable.apply(self, *self.tensors))  # type: ignore[no-untyped-call]
@@ -80,7 +84,7 @@ class Collective(Generic[Result_co]):
     def _start(
         self, start: Callable[[str, Announcement, list[Buffer]], Operation], in_place: bool
     ) -> tuple[Tensors, Operation]:
-        """Start the operation; returns the memory that it has been given, a tensor for each, and the operation."""
+        """Start the operation; returns the memory that it uses, one tensor each, and the operation."""
         engine, kind, copied = self.group.engine, self.announcement.kind, self.overwrites and not in_place
         name = f"{kind}.{self.name}" if self.name else engine.make_name(kind)
         if not engine.takes_tensors and not gpu.is_on_host(self.tensors[0]):
@@ -100,7 +104,7 @@ class Collective(Generic[Result_co]):
         return memory, start(name, self.announcement, buffers)
 
     def _finish(self, operation: Operation, memory: Tensors, in_place: bool) -> Tensors:
-        """The results of the operation, on the devices of the tensors."""
+        """Return the results of the operation, on the devices of the tensors."""
         if operation.asked.on_device:
             memory = device_operations.receive(operation, memory)
         if self.collect is not None:
@@ -112,7 +116,7 @@ class Collective(Generic[Result_co]):
 
 
 class _Differentiable(torch.autograd.Function):
-    """Forward: the collective. Backward: its gradient, which is made of collectives that are differentiable too."""
+    """Forward: the collective. Backward: its gradient, which consists of differentiable collectives too."""
 
     @staticmethod
     def forward(ctx: Any, collective: Collective[Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -126,19 +130,19 @@ class _Differentiable(torch.autograd.Function):
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the tensor in contiguous host memory."""
+    """Copy the tensor to contiguous host memory."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's own memory where that is contiguous and the host's, else a copy of it there."""
+    """Return the tensor itself if its memory is contiguous host memory, else a copy in such memory."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return to_host(tensor)
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _overwrite(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The tensor with the result in it, where the result may have been written there already."""
+    """Return the tensor after writing the result to it, unless the result is already there."""
     if result.data_ptr() == tensor.data_ptr():
         torch.autograd.graph.increment_version(tensor)
     else:
@@ -148,7 +152,7 @@ def _overwrite(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def collective(definition: Callable[Parameters, Collective[Result]]) -> Callable[Parameters, Result]:
-    """The call that does what `definition` returns, and returns the result."""
+    """Make the call that runs the Collective of `definition` and returns its result."""
 
     define = _rename(definition, definition.__name__.strip("_"))
 
@@ -165,7 +169,7 @@ def collective(definition: Callable[Parameters, Collective[Result]]) -> Callable
 
 
 def in_place(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The form of a collective() that overwrites what it is given with the result."""
+    """Make the form of a collective() that overwrites its tensors with the result."""
     definition: Callable[Parameters, Collective[Result]] = call.__wrapped__  # type: ignore[attr-defined]
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -187,7 +191,7 @@ def in_place(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]
 
 
 def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> Callable[Parameters, Handle]:
-    """The form of a collective() that returns a handle at once. in_place: it is of the form that in_place() makes."""
+    """Make the form of a collective() that returns a handle at once. in_place: as the form of in_place()."""
     definition: Callable[Parameters, Collective[Any]] = call.__wrapped__  # type: ignore[attr-defined]
 
     def form(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Handle:
@@ -208,19 +212,19 @@ def asynchronous(call: Callable[Parameters, Any], *, in_place: bool = False) -> 
     return _describe(form, definition, f"{name}_async{end}", docstring, "int")
 
 
-#: What a call raises for its arguments, or before init(); torch's own for tensors that cannot be sent among them.
+#: Errors that a call raises for its arguments, or before init(); some are torch's own, for tensors that cannot be sent.
 _BAD_ARGUMENTS = (TypeError, ValueError, AttributeError, RuntimeError)
 
 
 def _name_form(error: Exception, name: str, form: str) -> None:
-    """Have a message that begins with the call `name` begin with the form of it that the user called."""
+    """Replace the call's name at the beginning of the message by the form that the user called."""
     message = str(error)
     if message.startswith(f"{name}()"):
         error.args = (form + message.removeprefix(name),)
 
 
 def _rename(definition: Call, name: str) -> Call:
-    """A copy of the definition that is called so in Python's errors about arguments."""
+    """Copy the definition under another name, for Python's errors about arguments."""
     parts = definition.__code__, definition.__globals__, name, definition.__defaults__, definition.__closure__
     copy = types.FunctionType(*parts)
     copy.__qualname__ = name
@@ -239,7 +243,7 @@ def _describe(form: Call, definition: Callable[..., Any], name: str, docstring: 
 
 
 def uncompiled_later(function: Call) -> Call:
-    """As uncompiled(), from when the compiler is loaded: until then nothing is compiled. It is not loaded for this."""
+    """Apply uncompiled() as soon as the compiler is loaded; nothing is compiled before. This does not load it."""
     left_alone: list[Call] = []
 
     @functools.wraps(function)

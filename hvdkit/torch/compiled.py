@@ -1,4 +1,4 @@
-"""A notice, given once, of what torch.compile costs in overlap."""
+"""A notice, logged once, about the overlap that torch.compile prevents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.log import logger
 from hvdkit.torch.layout import Named
 
-_AFTER = 5  # reductions, for a mean of their exposed time
+_AFTER = 5  # number of reductions; their exposed time is averaged
 
 
 class CompiledNotice:
@@ -18,9 +18,9 @@ class CompiledNotice:
         self._logged = False
 
     def after_reduction(self, statistics: Statistics, named: Named, rank: int) -> None:
-        """Log it if the module is compiled. named: the parameters, by name."""
+        """Log the notice if the module is compiled. named: (name, parameter) pairs."""
         if self._logged or statistics.generations < _AFTER or not statistics.exposed_s:
-            return  # a GPU's seconds come later
+            return  # the times of a GPU are known later
         self._logged = True
         if rank == 0 and (any("_orig_mod." in name for name, _ in named) or _backward_compiled()):
             logger.warning(

@@ -1,4 +1,4 @@
-"""Parameters that were converted after the ranks had agreed on their dtype, shape and device."""
+"""Detection of parameters that were converted after the ranks had agreed on their dtype, shape and device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hvdkit.torch.layout import Named
 class PlannedMetadata:
     """The dtype, shape and device of parameters when the ranks agreed on them.
 
-    Another order of their elements in memory (channels_last) is not in it: sources copy by the order of then. Devices
-    are compared where one is not the CPU: buckets are in the memory of that device.
+    The order of elements in memory (channels_last) is not part of it: sources copy in the planned order. Devices are
+    compared if one is not the CPU: buckets are in the memory of that device.
     """
 
     def __init__(self, named: Named) -> None:
@@ -26,13 +26,13 @@ class PlannedMetadata:
         return [getattr(parameter, what) for parameter in self._parameters]
 
     def check(self) -> None:
-        """Raise ValueError, with its name, for a parameter that is another one now; not collective."""
+        """Raise ValueError, with the name, for a parameter that has been converted since; not collective."""
         self.check_dtypes()
         if self._read("shape") != self._shapes:
             self._refuse("shape", self._shapes)
 
     def check_dtypes(self) -> None:
-        """Do without the shapes, which cost most of the time: TorchSource sees another one where it copies."""
+        """Raise the same errors without comparing shapes, which takes most of the time: TorchSource checks them."""
         if [parameter.dtype for parameter in self._parameters] != self._dtypes:
             self._refuse("dtype", self._dtypes)
         if self._on_device and self._read("device") != self._devices:
@@ -46,7 +46,7 @@ class PlannedMetadata:
 
 
 def conversion_error(name: str, what: str, planned: Any, now: Any, more: str = "") -> ValueError:
-    """The error for a parameter that was converted. what: dtype, shape, ... more: a further sentence."""
+    """Return the error for a converted parameter. what: dtype, shape, ... more: a further sentence."""
     was, has = (tuple(one) if what == "shape" else one for one in (planned, now))
     return ValueError(
         f"The parameter {name} had the {what} {was} when the ranks agreed on their parameters (in the first step, or "

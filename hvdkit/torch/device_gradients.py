@@ -1,4 +1,4 @@
-"""Gradients that stay on the GPU: buckets in its memory, reduced by NCCL beside the backward pass."""
+"""Gradient buckets in GPU memory, which NCCL reduces during the backward pass."""
 
 from __future__ import annotations
 
@@ -36,11 +36,18 @@ def open_device_reducer(
     *,
     static: bool,
 ) -> GradientReducer | None:
-    """A reducer of gradients in GPU memory; None where they have to go through the host; collective.
+    """Open a reducer of gradients in GPU memory, or return None if they must go through the host; collective.
 
-    static: see DistributedOptimizer's static_graph. The ranks decide alike: on the parameters, which they then compare,
-    and on what open_group() finds.
-    Raises PlanMismatchError where the ranks' parameters differ, and what open_group() raises.
+    All ranks decide alike, by the parameters, which they then compare, and by the result of open_group().
+
+    current: this rank's runtime.
+    parameters: whose gradients are reduced.
+    group: the ranks that take part.
+    options: op, factors and compression.
+    statistics: counts the reductions.
+    static: DistributedOptimizer's static_graph.
+
+    Raises PlanMismatchError if the parameters differ between ranks, and what open_group() raises.
     """
     if not gpu.is_cuda_build():
         return None
@@ -57,7 +64,7 @@ def open_device_reducer(
         return None
     assert index is not None
     tensors = [
-        # A bucket has the dtype of the wire: the copy into it rounds.
+        # A bucket has the wire dtype: copying into it rounds.
         tensor if wire == "none" else dataclasses.replace(tensor, dtype=str(wire))
         for tensor, wire in zip(parameters.tensors, wires, strict=True)
     ]
@@ -73,7 +80,7 @@ def open_device_reducer(
 
 
 def find_device_place(current: Runtime, parameters: Parameters, group: Group) -> Place | None:
-    """Buckets of a sharded optimizer in GPU memory; None where they have to be in the host's; collective.
+    """Open bucket memory for a sharded optimizer on the GPU, or return None for host memory; collective.
 
     Raises what open_group() raises.
     """

@@ -1,4 +1,4 @@
-"""Used masks in a GPU's memory: see UsedMasks. The host waits for the GPU only where this rank misses a tensor."""
+"""Used masks in a GPU's memory: see UsedMasks. The host waits for the GPU only if a tensor is missing on this rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvdkit.transport.buffer import Buffer
 class DeviceMasks:
     """See Masks.
 
-    memory: of each bucket, (bucket.count,), on the GPU. static: are the same tensors missing in every round? Then the
-    masks are read in the first round only.
+    memory: one buffer per bucket, (bucket.count,), on the GPU. static: the same tensors are missing in every round, so
+    the masks are read in the first round only.
     """
 
     def __init__(self, buckets: Sequence[Bucket], memory: Sequence[Buffer], *, static: bool) -> None:
@@ -26,12 +26,12 @@ class DeviceMasks:
             for bucket, whole in zip(buckets, memory, strict=True)
         ]
         self._ones = [torch.ones_like(mask) for mask in self._masks]
-        self._locally_unused: dict[int, frozenset[int]] = {}  # of the buckets between mark() and globally_unused()
-        self._first: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # of the first round: here, everywhere
+        self._locally_unused: dict[int, frozenset[int]] = {}  # bucket -> tensors, between mark() and globally_unused()
+        self._first: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # bucket -> first unused: here, on all ranks
 
     @torch.no_grad()
     def mark(self, bucket: int, locally_unused: frozenset[int]) -> None:
-        """See Masks.mark. Raises HorovodInternalError where other tensors are missing than in the first round."""
+        """See Masks.mark. Raises HorovodInternalError if the missing tensors differ from those of the first round."""
         first = self._first.get(bucket)
         if first is not None and first[0] != locally_unused:
             raise HorovodInternalError(

@@ -1,11 +1,11 @@
-"""Named operations on tensors of GPUs: NCCL does them in device memory, and the host waits for nothing.
+"""Named operations on GPU tensors: NCCL runs them in device memory, and the host does not wait.
 
-What the streams see: at the call an event is recorded on the caller's current stream; NCCL's work, which the engine
-enqueues when all ranks have called, begins after it; and what the caller's current stream is given after
-synchronize(), or after a call that returns the result, begins after NCCL's work.
+Order on the streams: the call records an event on the caller's current stream. The engine enqueues NCCL's work after
+that event, when all ranks have called. Work that the caller enqueues on its current stream after synchronize(), or
+after a blocking call, runs after NCCL's work.
 
-Memory stays allocated for as long: the caller's is kept until then, and results are of the pool of NCCL's stream and
-say which stream uses them.
+Memory stays allocated until then: the operation holds the caller's tensors, and results come from the memory pool of
+NCCL's stream and record the streams that use them.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.groups import close_groups, open_group, opened_gpu, settle_groups
 
-#: This process's GPU for named operations, once it is known, under the key "index".
+#: This process's GPU for named operations, under the key "index"; empty until it is known.
 _own: dict[str, int] = {}
 
 
 @dataclass(slots=True, eq=False)
 class GpuBuffer(TensorBuffer):
-    """A TensorBuffer in the memory of the process's GPU. ready: when its numbers are there."""
+    """A TensorBuffer in the memory of the process's GPU. ready: event after which its numbers are valid."""
 
     ready: Event | None = None
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Operation.outcome of an operation that NCCL does. done: an event after it."""
+    """Operation.outcome of an operation that NCCL runs. done: an event after the operation."""
 
     group: DeviceGroup
     done: Event
@@ -53,11 +53,11 @@ class Outcome:
 def place(
     announcement: Announcement, tensors: Sequence[torch.Tensor], *, copied: bool
 ) -> tuple[Announcement, list[torch.Tensor], list[Buffer]] | None:
-    """What to announce, and the memory that the engine gets; None for what goes through the host's memory.
+    """Return the announcement, and the engine's memory; None for an operation that goes through host memory.
 
-    That is, alike on all ranks: what can_reduce() refuses, Adasum, and everything under device_transport=host; and
-    tensors that are not all on GPUs. copied: does the operation overwrite its memory, but not the tensors? Tensors on
-    another GPU than the process's first ones are copied to that.
+    All ranks agree on None: for operations that can_reduce() refuses, Adasum, every operation under
+    device_transport=host, and tensors that are not all on GPUs. copied: the operation overwrites its memory, but must
+    not change the tensors. Tensors on another GPU than the process's first one are copied to the first one.
     """
     indices = [gpu.common_gpu([tensor]) for tensor in tensors]
     if indices[0] is None or None in indices:
@@ -77,7 +77,7 @@ def place(
 
 @functools.lru_cache(maxsize=4096)
 def _on_gpu(announcement: Announcement) -> Announcement | None:
-    """The announcement of the operation on a GPU; None where that cannot do it."""
+    """Return the announcement of the operation on a GPU; None if the GPU cannot run it."""
     op, scaled = announcement.op, announcement.prescale != 1 or announcement.postscale != 1
     if op and not all(can_reduce(dtype, op, scaled=scaled) for dtype, _ in announcement.tensors):
         return None
@@ -85,9 +85,9 @@ def _on_gpu(announcement: Announcement) -> Announcement | None:
 
 
 def receive(operation: Operation, memory: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Let the caller's current stream wait for an operation of place(); returns the memory that has what came.
+    """Let the caller's current stream wait for an operation of place(); returns the memory with the results.
 
-    That is in host memory where the operation went through it, else `memory`.
+    It is host memory if the operation went through the host, else `memory`.
     Raises RankLostError or TransportError if NCCL has failed.
     """
     outcome = operation.outcome
@@ -101,7 +101,7 @@ def receive(operation: Operation, memory: Sequence[torch.Tensor]) -> Sequence[to
 
 
 class TorchDevices:
-    """See Devices: torch's tensors."""
+    """See Devices: for torch's tensors."""
 
     def __init__(self, transport: Transport) -> None:
         current = runtime.runtime("A collective on tensors of a GPU")
@@ -115,7 +115,7 @@ class TorchDevices:
         if not self._opened:
             if (
                 "index" not in _own
-            ):  # a rank that has joined; torch's current GPU is that of a thread, maybe not of training
+            ):  # a rank that has joined; the current GPU of this thread may not be that of training
                 opened = opened_gpu()
                 _own["index"] = gpu.current_gpu() if opened is None else opened
             index = _own["index"]
@@ -124,7 +124,7 @@ class TorchDevices:
         return self._group is not None
 
     def run(self, ready: Sequence[Ready], operations: Sequence[Operation]) -> None:
-        """See Devices.run. Raises RankLostError or TransportError, with which the group has failed then."""
+        """See Devices.run. Raises RankLostError or TransportError; the group then has failed."""
         group = self._group
         assert group is not None
         done = group.device.make_event()
@@ -190,7 +190,7 @@ def _make(count: int, dtype: str, stream: int) -> Buffer:
 
 
 def _contribution(asked: Announcement, stream: int) -> list[Buffer]:
-    """The part of a rank that has joined in a reduction: what changes nothing, in memory of the GPU."""
+    """Return the contribution of a joined rank to a reduction: neutral values in GPU memory."""
     return [
         TensorBuffer(
             gpu.make_on_stream(count, DTYPES[dtype], neutral(asked.op, dtype), _own["index"], stream),

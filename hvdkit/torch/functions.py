@@ -1,4 +1,4 @@
-"""Objects and state between ranks, by Horovod's names; torch.compile leaves their calls alone."""
+"""Horovod's functions for objects and state, under its names; torch.compile does not trace them."""
 
 from hvdkit.engine import job_objects
 from hvdkit.torch.collective import uncompiled_later

@@ -1,4 +1,4 @@
-"""What hvdkit asks torch of a GPU: which one, the stream that is given work to, and memory."""
+"""Queries of torch about GPUs (device, current stream), and allocation of GPU memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hvdkit.transport.cuda import open_device
 from hvdkit.transport.device import Event
 from hvdkit.transport.nccl.groups import DeviceSettings
 
-#: Is a tensor in the memory of the host? Asked for every tensor: a call of Python would take ten times as long.
+#: Whether a tensor is in host memory. Called for every tensor: a Python function would take ten times as long.
 is_on_host: Callable[[torch.Tensor], bool] = attrgetter("is_cpu")
 
 
 def is_cuda_build() -> bool:
-    """Was this torch built for CUDA? All ranks of a job have the same build."""
+    """Return whether this torch was built for CUDA; all ranks of a job have the same build."""
     return torch.version.cuda is not None
 
 
 def common_gpu(tensors: Iterable[torch.Tensor]) -> int | None:
-    """The number of the GPU, among those that this process sees, that all of the tensors are on; None otherwise."""
+    """Return the index, in this process, of the GPU that holds all tensors; None if they are not on one GPU."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
         return None
@@ -34,19 +34,19 @@ def common_gpu(tensors: Iterable[torch.Tensor]) -> int | None:
 
 
 def current_gpu() -> int:
-    """The number of the GPU that the calling thread works with, among those that this process sees."""
+    """Return the index, in this process, of the current GPU of the calling thread."""
     return torch.cuda.current_device()
 
 
 def device(index: int) -> torch.device:
-    """GPU `index` of this process, as torch calls it."""
+    """Return torch's device for GPU `index` of this process."""
     return torch.device("cuda", index)
 
 
 def current_stream(index: int) -> int:
-    """The stream of the GPU that the calling thread gives work to, as CUDA's handle.
+    """Return the calling thread's current stream on the GPU, as CUDA's handle.
 
-    Raises HorovodInternalError while it is captured in a CUDA graph.
+    Raises HorovodInternalError while the stream is captured in a CUDA graph.
     """
     stream = torch.cuda.current_stream(index)
     if torch.cuda.is_current_stream_capturing():
@@ -60,7 +60,7 @@ def current_stream(index: int) -> int:
 
 
 def make_allocate(index: int) -> Callable[[int, str], Buffer]:
-    """Makes memory of GPU `index`, as a tensor (n,) of zeros."""
+    """Return a function that allocates memory of GPU `index` as a tensor (n,) of zeros."""
 
     def allocate(count: int, dtype: str) -> Buffer:
         return TensorBuffer(torch.zeros(count, dtype=DTYPES[dtype], device=torch.device("cuda", index)), dtype)
@@ -76,7 +76,7 @@ def scale(buffer: Buffer, factor: float) -> None:
 
 
 def record_event(index: int) -> Event:
-    """An event after what the calling thread has given to its current stream of GPU `index`.
+    """Record an event after the calling thread's work on its current stream of GPU `index`.
 
     Raises what current_stream() raises, and CudaError.
     """
@@ -86,9 +86,10 @@ def record_event(index: int) -> Event:
 
 
 def make_on_stream(count: int, dtype: torch.dtype, value: float | None, index: int, stream: int) -> torch.Tensor:
-    """New memory (count,) of GPU `index`, of the pool of a stream that is no framework's: CUDA's handle of it.
+    """Allocate memory (count,) on GPU `index` from the pool of a stream that no framework owns.
 
-    value: written there in the order of that stream; None leaves the memory as it is.
+    value: written to it in the order of the stream; None leaves the memory unset.
+    stream: CUDA's handle.
     """
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, index)):
         if value is None:
@@ -97,12 +98,12 @@ def make_on_stream(count: int, dtype: torch.dtype, value: float | None, index: i
 
 
 def record_use(tensors: Iterable[torch.Tensor], index: int) -> None:
-    """Have the tensors' memory used again only after what the current stream of GPU `index` has been given by then."""
+    """Delay reuse of the tensors' memory until the work now on the current stream of GPU `index` has run."""
     stream = torch.cuda.current_stream(index)
     for tensor in tensors:
         tensor.record_stream(stream)
 
 
 def device_settings(config: Config) -> DeviceSettings:
-    """How memory of GPUs is reduced, in the user's configuration."""
+    """Return the user's configuration for reductions in GPU memory."""
     return DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus)

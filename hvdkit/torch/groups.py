@@ -1,4 +1,4 @@
-"""Gradients that are to be reduced together: Horovod's `groups` and `num_groups`."""
+"""Gradients that are reduced together: Horovod's `groups` and `num_groups`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hvdkit.engine.named.execution import split_rows
 
 
 def number_groups(named: Sequence[tuple[str, torch.nn.Parameter]], groups: Any, num_groups: int) -> dict[int, int]:
-    """For each parameter that is in a group (by id()) the number of its group.
+    """Return the group number of each parameter that is in a group, by id() of the parameter.
 
-    groups: a list of lists of parameters, or how many groups to make of those that are trained, in their order; None
-    or 0 for none. num_groups: the older way to say how many.
-    Raises ValueError as Horovod does: for something else, and for a parameter that is in two groups.
+    groups: a list of lists of parameters, or the number of groups to make of the trained parameters, in their order;
+    None or 0 for no groups. num_groups: the older argument for their number.
+    Raises ValueError, as Horovod does, for other values, and for a parameter that is in two groups.
     """
     if num_groups:
         warnings.warn("num_groups is deprecated; pass groups=... instead.", DeprecationWarning, 4)

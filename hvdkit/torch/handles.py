@@ -1,4 +1,4 @@
-"""Operations under way, as the numbers that Horovod's asynchronous calls return."""
+"""Handles: the numbers that Horovod's asynchronous calls return for operations under way."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from hvdkit.engine.api import Engine
 from hvdkit.engine.named.operation import Operation
 
-#: A number that poll() and synchronize() take.
+#: The number that poll() and synchronize() take.
 Handle = int
 
 _numbers = itertools.count()
-#: What handles stand for; also keeps the memory of operations alive that nobody waits for.
+#: The operation of each handle; keeps the memory of an operation alive if nobody waits for it.
 _under_way: dict[Handle, tuple[Engine, Operation, Callable[[Operation], Any]]] = {}
 
 
 def make_handle(engine: Engine, operation: Operation, finish: Callable[[Operation], Any]) -> Handle:
-    """A handle for an operation. finish: makes of it what synchronize() returns."""
+    """Make a handle for an operation. finish: converts the operation to the result of synchronize()."""
     handle = next(_numbers)
     _under_way[handle] = (engine, operation, finish)
     return handle
 
 
 def poll(handle: int) -> bool:
-    """Is the operation complete, so that synchronize() returns at once? True for a handle that was synchronized before.
+    """Return whether the operation is complete, so that synchronize() returns at once; True for an old handle.
 
-    It never blocks, and makes progress on the operation. Raises RankLostError if a rank has died.
+    Never blocks, and makes progress on the operation. Raises RankLostError if a rank has died.
     """
     found = _under_way.get(handle)
     if found is None:
@@ -39,7 +39,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait until the operation is complete and return its result: that of the call without _async.
+    """Wait until the operation is complete and return its result: the result of the call without _async.
 
     A second call for the same handle, or an unknown handle, returns None, as in Horovod.
     Raises HorovodInternalError if the operation failed.

@@ -27,7 +27,7 @@ def scale_learning_rate(optimizer: Optimizer, factor: float) -> None:
 
 
 class WarmupSchedule(LambdaLR):
-    """Increase the learning rate of every param group from 1 / factor of its value to its value, over the first epochs.
+    """Increase the learning rate of every param group from 1 / factor of its value to its value in the first epochs.
 
     Call `step()` after every optimizer step, not after every epoch. It multiplies the rate, so it can be chained with
     other schedulers (for example `torch.optim.lr_scheduler.SequentialLR`). Goyal et al., 2017, arXiv:1706.02677,

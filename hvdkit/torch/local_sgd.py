@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo: optimizers whose ranks meet after many steps, not in every one."""
+"""LocalSGD and DiLoCo: optimizers whose ranks synchronize once in several steps."""
 
 from __future__ import annotations
 
@@ -35,22 +35,24 @@ def LocalSGD(
 ) -> Any:
     """Make an optimizer step on this rank's gradients, and average the parameters over all ranks after `every` steps.
 
-    Returns the same object, as DistributedOptimizer() does. Call its synchronize_parameters(), on all ranks, before the
-    parameters are evaluated or saved. Its state_dict() holds what training goes on from. All ranks take equally many
-    steps: neither join() nor GradScaler, which may skip the step of one rank, goes with it.
+    Returns the same object, as DistributedOptimizer() does. Call synchronize_parameters() on all ranks before the
+    parameters are evaluated or saved. state_dict() holds all that is needed to resume training. All ranks make equally
+    many steps: it does not work with join(), or with GradScaler, which may skip the step of one rank.
 
-    named_parameters: as for DistributedOptimizer(). model: whose parameters the optimizer trains, in place of
-    named_parameters; synchronize_parameters() then averages its floating-point buffers too, such as the running
-    statistics of BatchNorm.
-    start_after: so many first steps on averaged gradients, as DistributedOptimizer's.
-    fragments: into how many parts the parameters are divided, which are averaged at different steps, each after every
-    `every`. overlap: for how many steps an average may be under way while training goes on.
-    compression: as for DistributedOptimizer(), of what is sent between hosts: the changes of parameters since they were
-    averaged. Compression.Int8() goes too.
+    named_parameters: as for DistributedOptimizer().
+    every: number of steps between two averages.
+    model: the module whose parameters the optimizer trains, in place of named_parameters; synchronize_parameters() then
+    averages its floating-point buffers too, such as the running statistics of BatchNorm.
+    start_after: number of first steps on averaged gradients, as DistributedOptimizer's.
+    fragments: number of groups of parameters that are averaged at different steps, each group after `every` steps.
+    overlap: number of steps for which an average may be under way while training continues.
+    compression: as for DistributedOptimizer(), for the data that hosts exchange: the changes of parameters since the
+    last average. Compression.Int8() is possible too.
     backward_passes_per_step: as for DistributedOptimizer().
+    process_set: the ranks that train together.
 
-    Raises what DistributedOptimizer() raises; ValueError or TypeError for numbers that cannot be used, in the first
-    step for more fragments than tensors.
+    Raises what DistributedOptimizer() raises; ValueError or TypeError for invalid numbers, in the first step for more
+    fragments than tensors.
     """
     gradients = _gradients(compression)
     strategy = local_sgd.LocalSGD(
@@ -75,11 +77,12 @@ def DiLoCo(
 ) -> Any:
     """Make an optimizer step on this rank's gradients, and an outer optimizer step on all changes after `every` steps.
 
-    All ranks then go on from what the outer optimizer has made of the parameters that they began with, and of the
-    average change (A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023).
+    The outer optimizer steps from the parameters of the last synchronization, by the average change of the ranks. All
+    ranks continue from its result (A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+    Models", 2023).
 
     outer: hvd.OuterSGD(lr, momentum); by default 0.7 and Nesterov momentum of 0.9. OuterSGD(1.0, 0.0) is LocalSGD().
-    The other arguments, and what it raises: as LocalSGD().
+    The other arguments, and what it raises: as for LocalSGD().
     """
     gradients = _gradients(compression)
     strategy = diloco.DiLoCo(

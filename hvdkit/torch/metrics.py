@@ -28,7 +28,7 @@ class Mean:
         """
         if isinstance(value, torch.Tensor):
             value = value.detach().to(torch.float64)
-        if count:  # the average of no samples is nan, and means nothing
+        if count:  # the average of no samples is nan and must not be added
             self._total = self._total + value * count
             self._count += count
 

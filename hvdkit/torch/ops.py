@@ -4,23 +4,23 @@ Tensors may be on any device, contiguous or not, of any dtype that allreduce() t
 reduced. A call whose name ends in an underscore overwrites its tensors. A call with _async returns a handle for poll()
 and synchronize(); do not read or change the tensors before synchronize() has returned.
 
-Tensors on GPUs: where the ranks can use NCCL (see Config.device_transport) the numbers stay in the memory of the GPUs.
-The host then does not wait for the GPU: the result is for the current stream of the thread that asks for it, and poll()
-is true when the work has been given to the GPU. A rank that is lost ends the work; the next call raises RankLostError.
-Sums of float16 and bfloat16 are NCCL's, which rounds after each addition, and factors, with the division of an average,
-are multiplied with before the sum. Through the host's memory go, as all do without NCCL: Adasum; int16 and uint16;
-averages and factors of integers; factors of Min, Max and Product; complex products. All ranks' tensors of an operation
-are to be on GPUs, or all on the host. A rank's tensors on a second GPU are copied to its first one. Untried on a GPU.
+Tensors on GPUs: if the ranks can use NCCL (see Config.device_transport), the numbers stay in GPU memory. The host then
+does not wait for the GPU: the result is ready for the current stream of the thread that receives it, and poll() is
+true when the work has been enqueued on the GPU. If a rank is lost, the work ends; the next call raises RankLostError.
+NCCL sums float16 and bfloat16 and rounds after each addition; factors, and the division of an average, are applied
+before the sum. Without NCCL all operations use host memory, and with NCCL these: Adasum; int16 and uint16; averages
+and factors of integers; factors of Min, Max and Product; complex products. The tensors of an operation must be on GPUs
+on all ranks, or on the host on all ranks. Tensors on a rank's second GPU are copied to its first. Untried on a GPU.
 
 name: of the operation, the same on all ranks; without a name, calls of one kind are matched in the order of the calls.
 process_set: the ranks that take part; each of them makes the same call.
 
-Raised at once: NotInitializedError before init(), ValueError on a rank outside of the set, for invalid arguments and
-for the name of an operation that is not complete, TypeError for a dtype that cannot be sent. Raised after the ranks
-have compared their calls: HorovodInternalError on every rank if they disagree about dtype, shape, op, factors or root.
+Errors that are raised at once: NotInitializedError before init(), ValueError on a rank outside of the set, for invalid
+arguments and for the name of an operation that is not complete, TypeError for a dtype that cannot be sent. After the
+ranks have compared their calls: HorovodInternalError on every rank if dtypes, shapes, ops, factors or roots differ.
 
-A call is written once, as a function that returns a Collective, and its forms follow from that (collective.py). Where
-the blocking call takes a compression, or returns something else, that function is used for the other forms only.
+A call is written once, as a function that returns a Collective; collective.py makes its forms. If the blocking call
+takes a compression, or returns something else, that function is used for the other forms only.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ poll, synchronize = uncompiled_later(handles.poll), uncompiled_later(handles.syn
 
 
 def _in_rows(tensors: Tensors) -> Described:
-    """Shapes for what gathers along the first dimension: a scalar's is (1,)."""
+    """Describe tensors for operations that gather along the first dimension: a scalar has shape (1,)."""
     return tuple([(tensor.dtype, tensor.shape or (1,)) for tensor in tensors])
 
 
 def _shape(result: Buffer, shape: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers in this shape, on the device of the tensor."""
+    """Return the numbers in this shape, on the device of the tensor."""
     return as_tensor(result).view(shape).to(tensor.device)
 
 
 def _make_allgather(
     tensors: Tensors, name: str | None, process_set: ProcessSet, call: str, pack: Callable[[Any], Result]
 ) -> Collective[Result]:
-    """Results: the x of all ranks, one after the other. Gradient: this rank's rows of the average of dy."""
+    """Results: x of all ranks, concatenated. Gradient: this rank's rows of the average of dy."""
     group, shapes = group_of(process_set, call), [tensor.shape for tensor in tensors]
 
     def collect(operation: Operation) -> Tensors:
@@ -166,14 +166,14 @@ def _alltoall(
 
     def collect(operation: Operation) -> Tensors:
         received = [rows[rank] for rows in operation.rows]
-        fits = max(received) < 2**31  # else of int64, which Horovod does not have here
+        fits = max(received) < 2**31  # else int64, which Horovod does not return here
         rows = _shape(operation.results[0], (sum(received), *shape[1:]), tensor)
         return [rows, torch.tensor(received, dtype=torch.int32 if fits else torch.int64)]
 
     def gradient(rows: Rows, grads: Tensors) -> Tensors:
         received = [each[rank] for each in rows]
         back, _ = _alltoall(grads[0], received, None, process_set)
-        unsent = (shape[0] if shape else 1) - back.shape[0]  # rows that went nowhere
+        unsent = (shape[0] if shape else 1) - back.shape[0]  # rows that were sent to no rank
         if unsent:
             back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
         return [back.view(shape)]
@@ -186,7 +186,7 @@ alltoall_async = asynchronous(_alltoall)
 
 
 def _as_list(splits: Any, size: int, call: str) -> Any:
-    """Splits as a list of integers, or None for equal parts, as an empty tensor says too."""
+    """Return the splits as a list of integers; None, also for an empty tensor, means equal numbers of rows."""
     if not isinstance(splits, torch.Tensor):
         return splits
     if splits.numel() and (splits.is_floating_point() or splits.dim() != 1):
@@ -203,7 +203,7 @@ def alltoall(
     """Send each rank its rows of the tensor, and return the received rows in rank order.
 
     tensor: shape (n, ...); the other dimensions and the dtype must be the same on all ranks. dtype: as for allgather().
-    splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal parts; n must
+    splits: the number of rows for each rank, shape (size,), a list or tensor of integers. None: equal numbers; n must
     then be a multiple of the number of ranks (else ValueError).
     Returns the received rows in a new tensor. If `splits` is given, returns a tuple of them and of the number of rows
     from each rank, an int32 tensor of shape (size,) (int64 if a number exceeds int32). alltoall_async() always
@@ -295,7 +295,8 @@ def reducescatter(
 
     tensor: shape (n, ...); shape and dtype the same on all ranks; any dtype that allreduce() takes. Rank i gets
     n // size rows, and one more if i < n % size.
-    op: Average or Sum. The other arguments: as for allreduce().
+    op: Average or Sum.
+    The other arguments: as for allreduce().
     Differentiable: the gradients of all rows are gathered.
 
     Raises NotInitializedError before init(); ValueError on a rank outside of the set, for a scalar, and for the name of
@@ -320,8 +321,8 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Reduce and scatter several tensors as one operation; returns the list of new tensors.
 
-    tensors: at least one, the same list on all ranks. Shapes, dtypes, arguments and what it raises: as
-    reducescatter(); ValueError also for an empty list.
+    tensors: at least one, the same list on all ranks.
+    The other arguments, shapes, dtypes and what it raises: as for reducescatter(); ValueError also for an empty list.
     """
     if compression is not Compression.none:
         check_numbers(tensors := list(tensors), "grouped_reducescatter")
@@ -343,7 +344,8 @@ def sparse_allreduce_async(
     """Start to reduce a sparse tensor over all ranks; returns a function that waits and returns the result, coalesced.
 
     tensor: COO format, with the same shape and dtype on all ranks and any number of entries.
-    name: of the operation, the same on all ranks. op: Average or Sum, else ValueError.
+    name: of the operation, the same on all ranks.
+    op: Average or Sum, else ValueError.
     Raises TypeError for another format. Both calls raise the errors of allgather(), which carries out the reduction.
     """
     if op not in (Average, Sum):

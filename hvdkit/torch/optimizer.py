@@ -1,4 +1,4 @@
-"""DistributedOptimizer: the user's own optimizer, whose gradients are those of all ranks."""
+"""DistributedOptimizer: the user's own optimizer, which steps on the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
 def name_parameters(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> Named:
-    """(name, parameter) for each parameter of the optimizer, in the order of the model where that is known.
+    """Return (name, parameter) for each parameter of the optimizer, in the order of the model if that is known.
 
     Raises ValueError if named_parameters is no sequence of pairs, repeats a name, or misses a parameter.
     """
@@ -90,11 +90,11 @@ def DistributedOptimizer(
     named_parameters: model.named_parameters(). Errors then use these names, and buckets the order of the model.
     compression: the dtype that is sent between hosts instead of float32; sums are computed in float32. Or a coding,
     such as Compression.TopK(0.01). Or a mapping from patterns of parameter names to these; the first match counts.
-    backward_passes_per_step: the gradients of so many backward passes are summed before they are reduced. An earlier
+    backward_passes_per_step: number of backward passes whose gradients are summed before they are reduced. An earlier
     step() (for example at the end of an epoch) reduces the sum so far. As in Horovod the sum is not divided.
     op: Average, Sum or Adasum. With Adasum each rank steps on its own gradients, then the steps are combined (sent with
     `compression`). Neither GradScaler, which may skip the step of one rank, nor skip_synchronize() works with Adasum.
-    gradient_predivide_factor: the part of the division of an average that is done before sending.
+    gradient_predivide_factor: divisor that is applied before sending; the rest of an average's division follows it.
     num_groups: older name for an integer in `groups`.
     groups: parameters whose gradients are reduced together, when all gradients of the group are ready: a list of lists
     of parameters (the others are reduced without groups), or the number of groups to form in the order of the
@@ -106,19 +106,19 @@ def DistributedOptimizer(
     tensors. Save its state with its own state_dict().
     static_graph: every step uses the same parameters. On GPUs the ranks then find out in the first step only which
     parameters no rank uses; without it a rank that misses a gradient waits for its GPU in every step.
-    shard: "optimizer" to divide the optimizer's state among the ranks (ZeRO-1): each keeps and updates its pieces of
-    the parameters, which are all-gathered in step(). For optimizers that treat every element by itself. state_dict() is
-    then collective, and returns the whole state. "gradients" to divide the gradients too (ZeRO-2): they are
-    reduce-scattered, freed during backward, and `grad` is a ShardedGradient, with which torch's clipping (collective)
-    and GradScaler work; call zero_grad() after each step.
-    master_weights: with shard, keep float32 values of float16 and bfloat16 parameters, each rank of its pieces, and
-    step on those.
+    shard: "optimizer" to divide the optimizer's state among the ranks (ZeRO-1): each rank keeps and updates its shards
+    of the parameters, which are all-gathered in step(). For optimizers that update each element independently.
+    state_dict() is then collective, and returns the whole state. "gradients" to divide the gradients too (ZeRO-2): they
+    are reduce-scattered, freed during backward, and `grad` is a ShardedGradient, with which torch's clipping
+    (collective) and GradScaler work; call zero_grad() after each step.
+    master_weights: with shard, each rank keeps float32 values of its shards of float16 and bfloat16 parameters, and
+    steps on those.
 
     Unlike in Horovod, the gradients are reduced when backward() returns, so clipping and GradScaler see them, and
     synchronize() and skip_synchronize() are accepted but not needed. The `grad` of a parameter that no rank used stays
     None. All ranks must call backward() and step() equally often.
     The loss that a closure returns is averaged (op=Sum: summed) like its gradients, before the optimizer decides by it;
-    not with Adasum, BackupSteps, and strategies whose ranks step by their own gradients, such as local steps.
+    except with Adasum, BackupSteps, and strategies whose ranks step on their own gradients, such as local steps.
     Gradients are reduced as long as the optimizer exists; if you delete it, delete it at the same point on all ranks.
     A copy (copy.deepcopy, pickle, torch.save) is a plain optimizer of its own class: wrap it on all ranks to train it.
 
@@ -203,7 +203,7 @@ def DistributedOptimizer(
 
 
 def _together(sync: GradientSync) -> Callable[[str, Action], Any]:
-    """sync.together, for what it holds itself."""
+    """Return a function that calls sync.together without holding a reference to sync."""
     held = weakref.ref(sync)
 
     def together(kind: str, action: Action) -> Any:
@@ -227,7 +227,7 @@ def _wrap(
 
 
 def _make_step_for_scheduler(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    # A scheduler made before the wrapping had put its own step() over the class's, to know whether step() was called.
+    # A scheduler made before the wrapping had replaced step() on the instance, to detect calls of step().
     held = weakref.ref(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -252,9 +252,9 @@ _NO_BASE = (
 
 
 class _DistributedOptimizer:
-    """Refuse what research code does with the class behind Horovod's DistributedOptimizer: derive from it, or call it.
+    """Stand for the class behind Horovod's DistributedOptimizer; refuse to be called or derived from.
 
-    Nothing in hvdkit would call the methods that it overrides.
+    hvdkit would not call the methods that a subclass overrides.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Parameters of which this rank has a part only: which they are, and that part seen as a parameter."""
+"""Sharded parameters (DTensors): detection, and a view of this rank's shard as a parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODULE = "torch.distributed.tensor"  # nothing is a DTensor before it is import
 
 
 class OwnPart:
-    """A parameter's part on this rank: its tensor, but for `grad`, which is the part of the parameter's gradient."""
+    """This rank's shard of a parameter: the local tensor, with the shard of the gradient as its `grad`."""
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter
@@ -37,11 +37,11 @@ class OwnPart:
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """Shares memory with the parameter's gradient."""
+        """The gradient's shard on this rank; it shares memory with the parameter's gradient."""
         gradient = self._parameter.grad
         if gradient is None:
             return None
-        if gradient.placements != self._parameter.placements:  # not added up over tp ranks yet, or not cut
+        if gradient.placements != self._parameter.placements:  # not yet summed over the tp ranks, or not sharded
             with torch.no_grad():
                 gradient = self._parameter.grad = gradient.redistribute(placements=self._parameter.placements)
         local: torch.Tensor = gradient.detach().to_local()
@@ -65,13 +65,13 @@ def _is_cut(parameter: torch.Tensor) -> bool:
 
 
 def mark_parts(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Take note that other ranks have other parameters than these."""
+    """Mark parameters that differ between ranks."""
     for parameter in parameters:
         parameter._hvdkit_part = True  # type: ignore[attr-defined]
 
 
 def find_part(thing: Any) -> bool:
-    """Has a module, a pipeline or an optimizer parameters of which other ranks have other parts?"""
+    """Return whether a module, a pipeline or an optimizer has parameters that differ between ranks or are sharded."""
     groups = getattr(thing, "param_groups", None)
     if groups is not None:
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -83,14 +83,14 @@ def find_part(thing: Any) -> bool:
 
 
 def own_parts(named: Named) -> Named:
-    """The same parameters, of those that are DTensors this rank's parts."""
+    """Return the same parameters, with a DTensor replaced by this rank's shard."""
     return [(name, OwnPart(each) if _is_cut(each) else each) for name, each in named]  # type: ignore[misc]
 
 
 def check_not_sharded(named: Named, ranks: Collection[int]) -> None:
-    """Raise ParallelError for a parameter of which these ranks have different parts, so that no average is right.
+    """Raise ParallelError for a parameter of which these ranks have different shards: no average would be right.
 
-    ranks: of the process set, () for those of the world.
+    ranks: of the process set; () for those of the world.
     """
     for name, parameter in named:
         if not _is_cut(parameter):

@@ -1,4 +1,4 @@
-"""What an optimizer has, whose ranks meet now and then, beside what every wrapped one has."""
+"""Optimizer mixin for LocalSGD and DiLoCo."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KEY = "periodic_average"
 
 
 class PeriodicWrapped(Wrapped):
-    """Mixed in before the optimizer's own class."""
+    """Mixin of LocalSGD() and DiLoCo(); its methods precede those of the optimizer's own class."""
 
-    #: Tensors besides the parameters that are averaged by synchronize_parameters().
+    #: Tensors that synchronize_parameters() averages besides the parameters.
     _hvdkit_buffers: Sequence[torch.Tensor] = ()
 
     @property
@@ -33,23 +33,23 @@ class PeriodicWrapped(Wrapped):
     def synchronize_parameters(self) -> None:
         """Make the parameters equal on all ranks now, and the buffers of the `model`; collective.
 
-        Call it before parameters are evaluated, saved or exported. Of DiLoCo the outer optimizer takes its step. Does
-        nothing to parameters that have met since the last step. Raises HorovodInternalError if a rank has left,
-        or has taken another number of steps.
+        Call it before parameters are evaluated, saved or exported. DiLoCo's outer optimizer makes its step. Parameters
+        that were synchronized since the last step stay as they are. Raises HorovodInternalError if a rank has left, or
+        has made another number of steps.
         """
         sync, strategy = self._hvdkit, self.strategy
         if sync is None or strategy is None:
             return
-        sync.attach()  # the first step of the others waits for a rank that has taken none
+        sync.attach()  # the first step of the other ranks waits for a rank that has made no step
         strategy.synchronize()
         if self._hvdkit_buffers:
-            # In float64 the average of equal numbers of float32 is that number.
+            # In float64 the average of equal float32 numbers is exactly that number.
             means = [buffer.double() for buffer in self._hvdkit_buffers]
             grouped_allreduce_(means, op=Average, name=f"{sync.name}.buffers", process_set=sync.process_set)
             torch._foreach_copy_(list(self._hvdkit_buffers), means)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's own, and the strategy's under the key "periodic_average"; a plain optimizer loads it too."""
+        """Return the optimizer's state, and the strategy's as "periodic_average"; a plain optimizer loads it too."""
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         strategy = self.strategy
         if strategy is not None:
@@ -57,7 +57,7 @@ class PeriodicWrapped(Wrapped):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state of such an optimizer, or of a plain one; then shared values are those of the next step."""
+        """Load the state of such an optimizer, or of a plain one; the shared values are then set in the next step."""
         own = {name: value for name, value in state_dict.items() if name != _KEY}
         super().load_state_dict(own)  # type: ignore[misc]
         strategy = self.strategy
@@ -67,7 +67,7 @@ class PeriodicWrapped(Wrapped):
             )
 
     def _hvdkit_share_state(self) -> dict[str, Any]:
-        """What broadcast_optimizer_state() sends from the root: averages under way are not in it, so not used there."""
+        """Cancel averages under way and return the state that broadcast_optimizer_state() sends from the root."""
         if self.strategy is not None:
             self.strategy.drop()
         return self.state_dict()

@@ -1,4 +1,4 @@
-"""allreduce() and its forms, and what the other collectives (ops.py) share with it."""
+"""allreduce() and its forms, and the functions that the other collectives (ops.py) share with it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hvdkit.torch.refusals import check_numbers
 from hvdkit.torch.tensors import name_of_dtype
 
 Narrow = type[Compressor]
-#: dtype and shape of each tensor.
+#: (dtype, shape) of each tensor.
 Described = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
-_MOST_ANNOUNCEMENTS = 4096  # that are kept: the same object again is compared sooner, and is made already
+_MOST_ANNOUNCEMENTS = 4096  # size of the cache: an identical object is compared sooner, and need not be made again
 
 first: Callable[[Any], torch.Tensor] = itemgetter(0)
 
 
 def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
-    """The tensors of a group. Raises ValueError if there are none, TypeError for something else."""
+    """Return the tensors of a group as a list. Raises ValueError if it is empty, TypeError for another type."""
     group = list(tensors)
     if not group:
         raise ValueError(f"{call} was called with no tensors; give it at least one.")
@@ -41,7 +41,7 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
 
 @functools.lru_cache(_MOST_ANNOUNCEMENTS)
 def announce(kind: str, described: Described, options: tuple[tuple[str, str], ...] = ()) -> Announcement:
-    """What the ranks are to agree on."""
+    """Make the announcement: the properties of an operation that must be equal on all ranks."""
     return Announcement(kind, tuple((name_of_dtype(dtype), tuple(shape)) for dtype, shape in described), options)
 
 
@@ -54,7 +54,15 @@ def announce_reduction(
     postscale_factor: float,
     call: str,
 ) -> Announcement:
-    """What the ranks are to agree on in a reduction. Raises TypeError for what cannot be done with a dtype."""
+    """Make the announcement of a reduction. Raises TypeError if the operation is not possible with a dtype.
+
+    kind: of the operation.
+    described: (dtype, shape) of each tensor.
+    op: of the reduction.
+    prescale_factor: multiplied before the reduction.
+    postscale_factor: multiplied after it.
+    call: name for errors.
+    """
     dtypes = [name_of_dtype(dtype) for dtype, _ in described]
     write = scatter_options if kind == "reducescatter" else reduce_options
     options = write(dtypes, op, prescale_factor, postscale_factor, call)
@@ -71,7 +79,17 @@ def make_allreduce(
     call: str,
     pack: Callable[[Any], Result],
 ) -> Collective[Result]:
-    """Results: op(x of all ranks). Gradient, for a sum or an average: dx = op(dy of all ranks)."""
+    """Make an allreduce. Results: op(x of all ranks). Gradient, for Sum and Average: dx = op(dy of all ranks).
+
+    tensors: the caller's.
+    average: Horovod's older argument for `op`.
+    name: of the operation; None to count the calls instead.
+    op: of the reduction; None for Average, unless `average` is given.
+    factors: before and after the reduction.
+    process_set: the ranks that take part.
+    call: name for errors.
+    pack: makes the caller's result of the sequence of results.
+    """
     described = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
     chosen = op if average is None and isinstance(op, ReduceOp) else choose_op(average, op, call)
     announcement = announce_reduction("allreduce", described, chosen, *factors, call)
@@ -87,7 +105,7 @@ def make_allreduce(
 
 
 def mean(tensors: Tensors, process_set: ProcessSet) -> Tensors:
-    """The averages over all ranks, differentiable."""
+    """Average each tensor over all ranks, differentiably."""
     reduction = make_allreduce(tensors, None, None, Average, (1.0, 1.0), process_set, "allreduce()", list)
     return reduction.do_differentiably()
 
@@ -149,7 +167,8 @@ def allreduce(
     name: of the operation, the same on all ranks; without a name, calls are matched in the order of the calls.
     compression: the dtype that is sent instead of float32 and float64.
     op: Average (the default), Sum, Min, Max, Product or, for floating-point dtypes, Adasum.
-    prescale_factor, postscale_factor: the tensor is multiplied by them before and after the reduction.
+    prescale_factor: the tensor is multiplied by it before the reduction.
+    postscale_factor: the result is multiplied by it after the reduction.
     process_set: the ranks that take part.
     Differentiable for Average and Sum: the gradient is reduced in the same way.
 
@@ -177,8 +196,8 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Reduce several tensors as one operation, which starts when all ranks have called it; returns new tensors.
 
-    tensors: at least one, of any shapes and dtypes, the same list on all ranks. The other arguments, and what it
-    raises: as allreduce(); ValueError also for an empty list.
+    tensors: at least one, of any shapes and dtypes, the same list on all ranks.
+    The other arguments, and what it raises: as for allreduce(); ValueError also for an empty list.
     """
     if compression is not Compression.none:
         check_numbers(tensors := list(tensors), "grouped_allreduce")

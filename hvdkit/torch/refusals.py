@@ -11,9 +11,9 @@ from hvdkit.errors import HvdkitError
 
 
 def refuse(error: Exception, call: str, *args: Any, **kwargs: Any) -> None:
-    """Raise TypeError in place of Python's or torch's `error`, if the arguments of the call are why it came.
+    """Raise TypeError in place of Python's or torch's `error` if the arguments of the call caused it.
 
-    A tensor, or a sequence of tensors, is the first argument.
+    The first argument of the call is a tensor, or a sequence of tensors.
     """
     if isinstance(error, (AttributeError, RuntimeError)) and not isinstance(error, HvdkitError):
         given = args[0] if args else kwargs.get("tensor", kwargs.get("tensors"))
@@ -21,7 +21,7 @@ def refuse(error: Exception, call: str, *args: Any, **kwargs: Any) -> None:
 
 
 def check_numbers(tensors: Iterable[Any], call: str) -> None:
-    """Raise TypeError for what is no tensor that has numbers to send."""
+    """Raise TypeError for an object that is not a tensor with numbers to send."""
     for each in tensors:
         if problem := _problem(each):
             raise TypeError(f"{call}() takes {problem}") from None

@@ -1,4 +1,4 @@
-"""Checksums of torch's tensors, where they lie."""
+"""Checksums of torch's tensors, computed on the device that holds each tensor."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from hvdkit.torch.collective import own_memory
 
-_WORDS = 1 << 20  # of 4 bytes, that are worked on at a time on a device
-_MIX = 0x9E3779B97F4A7C1  # odd, and its bits are all over the place
+_WORDS = 1 << 20  # number of 4-byte words that a device processes at a time
+_MIX = 0x9E3779B97F4A7C1  # odd, with well mixed bits
 
 
 def checksums(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int]]:
-    """(name, checksum) of each tensor, of any device, dtype and shape; a device is waited for at the end only."""
+    """Return (name, checksum) of each tensor, of any device, dtype and shape; waits for devices only at the end."""
     found = [(name, _on_device(one) if one.is_cuda else _on_host(one)) for name, one in named]
     return [(name, int(made)) for name, made in found]
 
@@ -26,7 +26,7 @@ def _on_host(tensor: torch.Tensor) -> int:
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """A sum of integers, the same in whatever order a device adds them; each place has a weight of its own."""
+    """Return a weighted sum of the integers; it does not depend on the order in which the device adds."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     words = flat.view(torch.int32) if flat.numel() % 4 == 0 and flat.data_ptr() % 4 == 0 else flat
     weights = (torch.arange(min(_WORDS, words.numel()), device=words.device) * 2 + 1) * _MIX

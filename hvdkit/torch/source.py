@@ -1,4 +1,4 @@
-"""The gradients of a list of parameters, and their values, on their way into the engine's buckets and back."""
+"""Tensor sources: copies of parameters' gradients and values into the engine's buckets and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvdkit.transport.buffer import Buffer
 
 @dataclass(frozen=True)
 class _Part:
-    """A slot, or a part of one. view: of its memory in the bucket. own: only this rank reads it."""
+    """A slot, or a part of it. view: its memory in the bucket. own: only this rank reads it."""
 
     slot: Slot
     view: torch.Tensor
@@ -30,10 +30,10 @@ class _Part:
 
 
 class _Seen:
-    """A bucket seen as its parts.
+    """A bucket as its parts.
 
-    whole: real parameters that lie in it as one and are copied, as most small ones are; looked at together, since
-    Python's time is what counts for them. views: of their memory. tensors: their indices. others: the remaining parts.
+    whole: real-valued parameters that lie in the bucket undivided and are copied, as most small ones are; they are
+    processed together to save time in Python. views: of their memory. tensors: their indices. others: the other parts.
     """
 
     def __init__(self, parts: list[_Part], parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -45,7 +45,7 @@ class _Seen:
         self.others = [one for one in parts if not _is_simple(one, parameters)]
 
     def gradients(self) -> list[torch.Tensor] | None:
-        """Those of `whole`; None if one is missing or sparse."""
+        """Return the gradients of `whole`; None if one is missing or sparse."""
         found = []
         for parameter in self.whole:
             gradient = parameter.grad
@@ -56,15 +56,15 @@ class _Seen:
 
 
 def _is_simple(part: _Part, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Is it a parameter as a whole, copied, and of real numbers? Gradients of others may be seen conjugated."""
+    """Return whether it is an undivided, copied, real parameter; complex gradients may be lazily conjugated."""
     slot, parameter = part.slot, parameters[part.slot.tensor]
     return not part.own and slot.stop - slot.start == parameter.numel() and not parameter.is_complex()
 
 
 class TorchSource:
-    """The TensorSource of parameters: copied out when a bucket starts, back to `parameter.grad` when reduced.
+    """The TensorSource of gradients: copied out when a bucket starts, back to `parameter.grad` when reduced.
 
-    What this rank itself adds up (see Buckets.owned) is not copied, if it is large: it is reduced where it is.
+    Large segments that this rank itself sums (see Buckets.owned) are not copied: they are reduced where they are.
     Sparse gradients are made dense; restore_sparse() undoes that.
 
     named: (name, parameter), in the order in which all ranks have them. groups: see number_groups.
@@ -77,17 +77,17 @@ class TorchSource:
         #: Indices of the parameters whose gradient was written since the last reduction; kept by the owner.
         self.written: set[int] = set()
         self._plan = Plan((), ())
-        #: Of each parameter, as all ranks have planned: it may be converted to another memory format later.
+        #: Strides of each parameter as planned: it may be converted to another memory format later.
         self.strides = [strides_of(parameter) for parameter in self.parameters]
         self._shapes = [parameter.shape for parameter in self.parameters]
         self._seen: dict[int, _Seen] = {}
-        #: bucket -> first element -> (address of the gradient, the part of it that was sent)
+        #: bucket -> first element -> (address of the gradient, the sent part of it)
         self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
         self._pinned = staging.PinnedMemory()
 
     def dense_gradient(self, index: int) -> torch.Tensor | None:
-        """The parameter's gradient; made dense in `parameter.grad` if it is sparse."""
+        """Return the parameter's gradient; a sparse one is made dense in `parameter.grad` first."""
         parameter = self.parameters[index]
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
@@ -96,7 +96,7 @@ class TorchSource:
         return gradient
 
     def release(self, index: int) -> None:
-        """Free the parameter's gradient, which has been copied on the current stream, maybe not the one it is of."""
+        """Free the parameter's gradient, which was copied on the current stream; it may belong to another stream."""
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_cuda and not isinstance(gradient, ShardedGradient):
             gpu.record_use([gradient], gradient.device.index)
@@ -104,14 +104,14 @@ class TorchSource:
         self._sparse.discard(index)
 
     def restore_sparse(self) -> None:
-        """Make sparse again the gradients that were made dense: an optimizer for sparse gradients takes no others."""
+        """Make sparse again the gradients that were made dense: optimizers for sparse gradients take no dense ones."""
         for index in self._sparse:
             gradient = self.parameters[index].grad
             self.parameters[index].grad = gradient.to_sparse(1) if gradient is not None else None
         self._sparse.clear()
 
     def describe(self, name: str) -> Parameters:
-        """The parameters as a strategy sees them. name: of their optimizer, the same on all ranks."""
+        """Describe the parameters for a strategy. name: of their optimizer, the same on all ranks."""
         values = TorchValues(self.parameters, self.strides)
         return Parameters(name, self.tensors, self, values, torch.get_num_threads(), self)
 
@@ -189,7 +189,7 @@ class TorchSource:
                 address, numbers = in_place[slot.start]
                 if parameter.grad is not None and parameter.grad.data_ptr() == address:
                     continue
-                source = self._view(numbers, 0, slot)  # a hook has put another gradient in place
+                source = self._view(numbers, 0, slot)  # a hook has replaced the gradient
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             sources.append(source)
@@ -205,7 +205,7 @@ class TorchSource:
             raise
 
     def _check_shape(self, index: int) -> None:
-        """Raise ValueError for a parameter that has got another shape."""
+        """Raise ValueError for a parameter whose shape has changed."""
         planned, now = self._shapes[index], self.parameters[index].shape
         if now != planned:
             raise conversion_error(self.tensors[index].name, "shape", planned, now)
@@ -217,9 +217,9 @@ class TorchSource:
         return self.parameters[self._plan.buckets[bucket].slots[0].tensor].device
 
     def _see(self, bucket: int, flat: torch.Tensor, owned: tuple[int, int]) -> _Seen:
-        """The bucket's slots in `flat`, cut where `owned` begins and ends.
+        """Split `flat` into the bucket's slots, and these at the ends of `owned`.
 
-        Views have the parameter's shape, or are flat for a part of one.
+        Views have the parameter's shape; views of parts are flat.
         """
         parts = cut_slots(self._plan.buckets[bucket].slots, owned, flat.element_size())
         return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self.parameters)
@@ -230,7 +230,7 @@ class TorchSource:
         return flat[start : start + slot.stop - slot.start]
 
     def _flat(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor | None:
-        """The part of a gradient as (n,), sharing memory, or None where its elements do not follow each other."""
+        """Return the gradient's part as (n,), sharing memory, or None if its elements are not contiguous."""
         if not self._is_whole(slot):
             return gradient
         if gradient.stride() != self.strides[slot.tensor]:
@@ -238,7 +238,7 @@ class TorchSource:
         return gradient.detach().as_strided((gradient.numel(),), (1,))
 
     def _part(self, parameter: torch.nn.Parameter, slot: Slot) -> torch.Tensor:
-        """The slot's elements of the parameter's gradient, sharing memory."""
+        """Return the slot's elements of the parameter's gradient, sharing memory."""
         self._check_shape(slot.tensor)
         gradient = self.dense_gradient(slot.tensor)
         assert gradient is not None
@@ -254,9 +254,9 @@ class TorchSource:
 
 
 class TorchValues:
-    """The TensorSource of the parameters themselves, which every rank uses; for strategies that change them.
+    """The TensorSource of parameter values, for strategies that change them; every rank uses all parameters.
 
-    parameters: in the order in which all ranks have them. strides: of each, as all ranks have planned.
+    parameters: in the order that all ranks have. strides: of each, as planned.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], strides: Sequence[tuple[int, ...]]) -> None:
@@ -286,12 +286,12 @@ class TorchValues:
 
 
 def _is_staged(device: torch.device, memory: Buffer) -> bool:
-    """Are the gradients on a device, and the bucket in the host's memory?"""
+    """Return whether the gradients are on a device and the bucket is in host memory."""
     return staging.is_staged(device) and not isinstance(memory, TensorBuffer)
 
 
 def _flat_part(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """The slot's elements of a dense tensor, (n,), sharing memory."""
+    """Return the slot's elements of a dense tensor, (n,), sharing memory."""
     return tensor.as_strided((slot.stop - slot.start,), (1,), tensor.storage_offset() + slot.offset)
 
 

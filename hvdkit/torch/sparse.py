@@ -1,4 +1,4 @@
-"""Sparse gradients (of embeddings, say): rows from all ranks, gathered and added up."""
+"""Sparse gradients, as of embeddings: the rows of all ranks are gathered and summed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdkit.transport.small_collectives import allgather_object, gather_ints
 class SparseGradients:
     """The parameters of one optimizer whose gradients are sparse on some rank; the same on all ranks.
 
-    average: divide sums by the number of ranks. indices: of the parameters, in rising order.
+    average: divide sums by the number of ranks. indices: of the parameters, ascending.
     """
 
     def __init__(self, *, average: bool) -> None:
@@ -23,13 +23,13 @@ class SparseGradients:
         self.indices: list[int] = []
 
     def agree(self, transport: Transport, named: Named) -> None:
-        """Find out which gradients are sparse on any rank, beside those that were so before; collective."""
+        """Add to `indices` the parameters whose gradients are sparse on any rank; collective."""
         gradients = [parameter.grad for _, parameter in named]
         here = [index for index, gradient in enumerate(gradients) if gradient is not None and gradient.is_sparse]
         self.indices = sorted(set().union(*allgather_object(transport, here)) | set(self.indices))
 
     def reduce(self, transport: Transport, named: Named, written: Collection[int]) -> None:
-        """Add them up; collective. written: indices of the parameters whose gradients this rank has to give."""
+        """Sum the sparse gradients; collective. written: indices of the parameters with a gradient on this rank."""
         for index in self.indices:
             parameter = named[index][1]
             gradient = parameter.grad if index in written else None
@@ -38,7 +38,7 @@ class SparseGradients:
                 parameter.grad = reduced
 
     def contribute_nothing(self, transport: Transport, named: Named) -> None:
-        """The part in reduce() of a rank that has joined; it keeps its gradients. Collective."""
+        """Take part in reduce() without gradients, as a joined rank, which keeps its own; collective."""
         for index in self.indices:
             reduce_sparse(transport, None, named[index][1], average=self._average)
 
@@ -49,11 +49,11 @@ _NONE, _SPARSE, _DENSE = range(3)
 def reduce_sparse(
     transport: Transport, gradient: torch.Tensor | None, like: torch.Tensor, *, average: bool
 ) -> torch.Tensor | None:
-    """Add up the ranks' gradients of one parameter; collective.
+    """Sum the ranks' gradients of one parameter; collective.
 
-    gradient: of like's shape, dense, or sparse COO in the first dimension alone; None counts as nothing.
-    Returns it dense if it is so on any rank, as one process would have it, else coalesced; divided by the number of
-    ranks for an average; None if no rank has any.
+    gradient: of like's shape, dense, or sparse COO in the first dimension alone; None counts as zeros.
+    Returns a dense gradient if it is dense on any rank, as a single process would, else a coalesced sparse one; divided
+    by the number of ranks for an average; None if no rank has one.
     """
     kind = max(gather_ints(transport, _NONE if gradient is None else _SPARSE if gradient.is_sparse else _DENSE))
     if kind == _NONE:

@@ -1,4 +1,4 @@
-"""Gradients of a GPU go through pinned host memory, for transports that move host memory only."""
+"""Pinned host memory for gradients of a GPU, for transports that move host memory only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvdkit.log import logger
 
 
 def is_staged(device: torch.device) -> bool:
-    """Does memory of this device have to be copied to the host before it can be sent?"""
+    """Return whether memory of this device must be copied to the host before it can be sent."""
     return device.type != "cpu"
 
 
@@ -33,7 +33,7 @@ class PinnedMemory:
             )
 
     def close(self) -> None:
-        """Unpin all of it."""
+        """Unpin all memory."""
         for address, pinned in self._known.items():
             if pinned:
                 torch.cuda.cudart().cudaHostUnregister(address)

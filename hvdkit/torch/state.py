@@ -1,4 +1,4 @@
-"""Starting equal: parameters, optimizer state and objects from one rank to all."""
+"""Broadcast of parameters, optimizer state and objects, so that all ranks start equal."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
 
 def _entries(params: Mapping[str, Any] | Iterable[Any]) -> list[tuple[str, Any]]:
     if isinstance(params, Mapping):
-        return sorted(params.items())  # whatever order it was made in
+        return sorted(params.items())  # independent of the order of insertion
     return [each if isinstance(each, tuple) else (f"number {at}", each) for at, each in enumerate(params)]
 
 
 def _overwrite(transport: Transport, tensor: torch.Tensor, root_rank: int) -> None:
     host = own_memory(tensor)
-    transport.broadcast(as_buffer(host.view(-1).view(torch.uint8)), root_rank)  # complex numbers have state too
+    transport.broadcast(as_buffer(host.view(-1).view(torch.uint8)), root_rank)  # as bytes: complex numbers occur too
     if host.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(host)
@@ -75,7 +75,7 @@ def broadcast_optimizer_state(
         tensors.append(torch.empty(placeholder.shape, dtype=placeholder.dtype))
         return tensors[-1]
 
-    read = getattr(optimizer, "_hvdkit_share_state", optimizer.state_dict)  # of a sharded one; not collective
+    read = getattr(optimizer, "_hvdkit_share_state", optimizer.state_dict)  # a sharded optimizer has it; not collective
     skeleton = pack(map_nested(read(), torch.Tensor, take_out)) if is_root else b""
 
     def broadcast(transport: Transport) -> Any:
@@ -93,11 +93,11 @@ def broadcast_optimizer_state(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)  # Horovod's leave gradients, and scripts read them
+                parameter.grad = torch.zeros_like(parameter)  # as in Horovod, whose scripts read these gradients
 
 
 def share_state(thing: Any) -> None:
-    """Make a module, an optimizer, or anything else with state_dict and load_state_dict what it is on rank 0.
+    """Set a module, an optimizer, or another object with state_dict and load_state_dict to its state on rank 0.
 
     Collective; raises what broadcast_parameters and broadcast_optimizer_state do.
     """
@@ -111,14 +111,14 @@ def share_state(thing: Any) -> None:
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Stands for a tensor that is sent by itself."""
+    """Placeholder for a tensor that is sent separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def map_nested(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples in which values of this type are changed."""
+    """Copy nested dicts, lists and tuples with values of this type changed."""
     if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer does with gradients or steps, as its arguments say: strategies of torch's tensors."""
+"""The strategies of DistributedOptimizer for torch's tensors, and the choice among them by its arguments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hvdkit.torch.reduce import grouped_allreduce_async_
 
 
 class TorchAllReduce(AllReduce):
-    """AllReduce of torch's gradients: those of a GPU in its own memory, where the ranks can use NCCL.
+    """AllReduce for torch's gradients; those of a GPU are reduced in GPU memory if the ranks can use NCCL.
 
-    An engine that reduces torch's gradients one by one takes them without buckets.
+    An engine that reduces each gradient by itself gets the gradients without buckets.
 
-    static_graph: do all steps use the same parameters?
+    static_graph: every step uses the same parameters.
     """
 
     def __init__(self, options: ReduceOptions, *, static_graph: bool = False) -> None:
@@ -48,11 +48,11 @@ class TorchAllReduce(AllReduce):
 
 
 class AdasumSteps(Strategy):
-    """op=Adasum: every rank steps by its own gradients; all go on from where the Adasum of the ranks' steps leads.
+    """op=Adasum: each rank steps on its own gradients; then all apply the Adasum of the ranks' steps.
 
     Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020.
 
-    compression: of what is sent. process_set: the ranks whose steps are combined.
+    compression: of the steps that are sent. process_set: the ranks whose steps are combined.
     """
 
     overlaps_backward = False
@@ -62,13 +62,13 @@ class AdasumSteps(Strategy):
         self._compression, self._process_set = compression, process_set
         self._name = ""
         self._parameters: list[torch.nn.Parameter] = []
-        self._before: list[torch.Tensor] = []  # the parameters' values, while the inner optimizer steps
+        self._before: list[torch.Tensor] = []  # parameter values before the inner optimizer's step
 
     def check(self, what: str, dtype: str) -> None:
         check_gradient(what, dtype, adasum=True)
 
     def attach(self, parameters: Parameters, group: Group) -> None:
-        """See Strategy.attach. Takes the tensors themselves, so that nothing of a GPU is copied to the host here."""
+        """See Strategy.attach. Keeps the tensors themselves, so that no GPU memory is copied to the host here."""
         self._name = f"adasum.{parameters.name}"
         self._parameters = list(parameters.own_tensors("op=hvd.Adasum").parameters)
 
@@ -101,7 +101,14 @@ class AdasumSteps(Strategy):
 def choose_strategy(
     op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet, *, static_graph: bool = False
 ) -> Strategy:
-    """What the arguments of DistributedOptimizer ask for. Raises ValueError or TypeError as gradient_options does."""
+    """Return the strategy for these arguments. Raises ValueError or TypeError as gradient_options does.
+
+    op: of the reduction.
+    predivide: DistributedOptimizer's gradient_predivide_factor.
+    compression: DistributedOptimizer's.
+    process_set: the ranks that train together.
+    static_graph: every step uses the same parameters.
+    """
     if op is Adasum and predivide == 1.0:
         wire_of(compression)
         return AdasumSteps(compression, process_set)

@@ -1,4 +1,4 @@
-"""GradientSync calls the strategy of one optimizer: hooks, accumulation windows, gradients that hooks do not see."""
+"""GradientSync calls the strategy of one optimizer: gradient hooks, accumulation windows, gradients without hooks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,21 @@ _numbers = itertools.count()
 class GradientSync:
     """Drives the strategy of one optimizer.
 
-    An accumulation window is `passes` backward passes. While the last one runs the strategy is told which gradients are
-    complete, and its before_step() has returned when `backward()` does, so that clipping, unscaling and step() all see
-    the result. What hooks cannot see (a window cut short, a pass without any of the parameters, gradients set by hand)
-    synchronize() hands to the strategy. One that does not overlap backward is called by begin_step() instead.
+    An accumulation window is `passes` backward passes. During the last one GradientSync announces each complete
+    gradient to the strategy. before_step() returns before `backward()` does, so that clipping, unscaling and step() all
+    see the result. synchronize() gives the strategy the gradients that hooks cannot see: of a window cut short, of a
+    pass without any of the parameters, and those set by hand. begin_step() calls a strategy that does not overlap
+    backward.
 
-    groups: see number_groups. sparse: reduces sparse gradients, which the strategy then does not get; None to give them
-    to the strategy as dense ones. hooks: without them all gradients are found by begin_step(), in `parameter.grad`,
-    also those of parameters that are frozen.
+    named: (name, parameter) pairs.
+    process_set: the ranks that train together.
+    strategy: of this optimizer.
+    passes: backward passes per window.
+    groups: see number_groups.
+    sparse: reduces the sparse gradients, which the strategy then does not get; None to give them to the strategy as
+    dense ones.
+    hooks: use gradient hooks; without them begin_step() takes all gradients from `parameter.grad`, also those of frozen
+    parameters.
     """
 
     def __init__(
@@ -59,10 +66,10 @@ class GradientSync:
         sparse: SparseGradients | None = None,
         hooks: bool = True,
     ) -> None:
-        self.number = next(_numbers)  # the same on all ranks, as optimizers are wrapped in the same order
+        self.number = next(_numbers)  # the same on all ranks, which wrap optimizers in the same order
         self.strategy = strategy
         self.gradient_hook: TensorHook | None = None
-        #: Makes of a closure's loss what is averaged, where it weighs as much as this rank has rows (hvdrun --wrap).
+        #: Weights a closure's loss by this rank's number of rows before it is averaged (hvdrun --wrap).
         self.weigh_loss: Callable[[Any], Any] | None = None
         self.process_set, self._passes, self._sparse = process_set, passes, sparse
         self._hooked = hooks and strategy.overlaps_backward
@@ -70,52 +77,52 @@ class GradientSync:
         self._groups = groups if groups is not None else {}
         self.enter()
         self._named: list[tuple[str, torch.nn.Parameter]] = []
-        self._frozen: list[int] = []  # parameters that were not trained when last looked at
+        self._frozen: list[int] = []  # parameters that were not trained at the last check
         self._hooks: list[RemovableHandle] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._attached = False
-        self._source = TorchSource((), {})  # of the parameters that the strategy is attached to
-        self._planned = PlannedMetadata(())  # of them and those with sparse gradients
-        self._position: dict[int, int] = {}  # parameter -> its index there
+        self._source = TorchSource((), {})  # of the parameters to which the strategy is attached
+        self._planned = PlannedMetadata(())  # of these, and of those with sparse gradients
+        self._position: dict[int, int] = {}  # parameter -> its index in the source
         self._written: set[int] = set()  # parameters whose gradient was written since the last reduction
-        self._summed: set[int] = set()  # reduced since the last step, where the strategy is not repeatable
+        self._summed: set[int] = set()  # reduced since the last step, if the strategy is not repeatable
         self._tasks: set[int] = set()  # backward passes under way
         self._done_passes = 0
         self._postponed = False  # a complete window waits for synchronize()
-        self._reduced = False  # a window since the last step
+        self._reduced = False  # whether a window was reduced since the last step
         self._notice = CompiledNotice()
         self.add(named)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """All that it has been given."""
+        """All parameters that were added."""
         return [parameter for _, parameter in self._named]
 
     @property
     def group(self) -> Group:
-        """The ranks that train together."""
+        """The ranks that train together, as a group."""
         return self._group
 
     def set_gradient_hook(self, hook: TensorHook) -> None:
-        """Have one object, and no other any more, take part in each gradient and step."""
+        """Set the object that takes part in each gradient and step, in place of an earlier one."""
         if self.gradient_hook is None:
             hook_gradients(weakref.ref(self), self.parameters)
         self.gradient_hook = hook
 
     def enter(self) -> None:
-        """Join the ranks that the process set has now, after init()."""
+        """Enter the group that the process set now has, after init()."""
         self._group = group = self.process_set.group("DistributedOptimizer()")
         self.strategy.enter(group)
-        self.name = f"optimizer.{group.engine.count('optimizer')}"  # among these ranks, and the same on all of them
+        self.name = f"optimizer.{group.engine.count('optimizer')}"  # unique in the group, and the same on all its ranks
         every = engine.runtime("DistributedOptimizer()").config.check_replicas
         self._replicas = ReplicaCheck(group.engine, self.name, every if self.strategy.equal_replicas else 0)
         for kind, method in (("plan", GradientSync._attach), ("sparse_gradients", GradientSync._look_on)):
             group.engine.joining.contributions[f"{kind}.{self.name}"] = weakly(weakref.ref(self), method)
 
     def add(self, named: Named) -> None:
-        """Take in more parameters; the strategy is attached to them before the next step, on all ranks alike.
+        """Add parameters; all ranks attach the strategy to them before the next step.
 
-        Raises TypeError for one to be trained that the strategy cannot train.
+        Raises TypeError for a trained parameter that the strategy cannot train.
         """
         self._check(named)
         self._frozen.extend(range(len(self._named), len(self._named) + len(named)))
@@ -134,11 +141,11 @@ class GradientSync:
         return self._with_frozen or parameter.requires_grad
 
     def _unfrozen(self) -> list[int]:
-        """Parameters that are trained and have no hook yet."""
+        """Return the trained parameters without a hook."""
         return [index for index in self._frozen if self._is_trained(self._named[index][1])]
 
     def _hook(self) -> list[int]:
-        """Hook the parameters that are trained and have no hook yet; returns which."""
+        """Hook the trained parameters without a hook; returns their indices."""
         new = self._unfrozen()
         if self._hooked:
             for index in new:
@@ -147,7 +154,7 @@ class GradientSync:
         return new
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        # A parameter's hooks are hidden from Python's collector: what they held would stay as long as the process.
+        # Python's collector cannot see a parameter's hooks: objects that they hold would live as long as the process.
         held = weakref.ref(self)
 
         def on_gradient(parameter: torch.Tensor) -> None:
@@ -171,14 +178,14 @@ class GradientSync:
                 self.strategy.arrived(position)
 
     def _begin_task(self, task: int, arrived: int) -> None:
-        """Take note of a backward pass, once, although hooks of several devices may come here at the same time.
+        """Record a new backward pass once, although hooks of several devices may call this at the same time.
 
-        arrived: the parameter whose gradient is the first one.
+        arrived: the parameter with the first gradient.
         Raises ValueError for parameters whose dtype was converted since the plan was made.
         """
         with autograd.first_of_pass:
             if task not in self._tasks:
-                if not self._tasks:  # not in the passes of checkpoints inside another one
+                if not self._tasks:  # not in a checkpoint's pass inside another pass
                     self._planned.check_dtypes()
                     if self._done_passes or self._summed:
                         self._drop_cleared(arrived)
@@ -186,7 +193,7 @@ class GradientSync:
                 autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
 
     def _drop_cleared(self, arrived: int) -> None:
-        """Begin the window anew where its gradients were cleared without zeroed()."""
+        """Restart the window if its gradients were cleared without zeroed()."""
         if are_cleared(self._named, self._summed or self._written, arrived, reduced=bool(self._summed)):
             self._drop_window()
 
@@ -198,15 +205,15 @@ class GradientSync:
         if self._done_passes >= self._passes:
             if reduce:
                 self._reduce_window()
-            else:  # another optimizer's reduction has failed: the window is complete, and left to step()
+            else:  # another optimizer's reduction has failed: the window is complete, and step() reduces it
                 self._postponed = True
 
     def set_passes(self, passes: int) -> None:
-        """Windows are of so many backward passes from now on."""
+        """Set the number of backward passes of a window."""
         self._passes = passes
 
     def synchronize(self) -> None:
-        """Reduce what has not been reduced since the last step; collective unless nothing is left to do.
+        """Reduce the gradients that were not reduced since the last step; collective unless all were.
 
         Does nothing for a strategy that does not overlap backward.
         """
@@ -216,22 +223,22 @@ class GradientSync:
         unseen = not self._written and not self._done_passes
         if unseen and self._reduced:
             return
-        if not self._postponed:  # gradients of a window that was cut short may have been cleared since
+        if not self._postponed:  # gradients of a window cut short may have been cleared since
             gone = {index for index in self._written if self._named[index][1].grad is None}
             self._written -= gone
             self._source.written -= {self._position[index] for index in gone if index in self._position}
-        if unseen:  # set by hand, or nothing here while other ranks have gradients
+        if unseen:  # set by hand, or only other ranks have gradients
             self._find_gradients()
         self._reduce_window()
 
     def _find_gradients(self) -> None:
-        """All gradients that are there count as written. Raises ValueError as _begin_task() does."""
+        """Count all existing gradients as written. Raises ValueError as _begin_task() does."""
         self._planned.check()
         self._written = {index for index, (_, parameter) in enumerate(self._named) if parameter.grad is not None}
         self._source.written = {self._position[index] for index in self._written if index in self._position}
 
     def _reduce_window(self) -> None:
-        """Have the strategy work on the gradients of the window; collective."""
+        """Run the strategy on the gradients of the window; collective."""
         self._attach_if_changed()
         self._before_step()
         if self._sparse is not None and self._sparse.indices:
@@ -254,25 +261,25 @@ class GradientSync:
         self._postponed = False
 
     def _attach_if_changed(self) -> None:
-        """Attach the strategy where parameters were added or unfrozen, on all ranks alike; collective."""
+        """Attach the strategy anew if parameters were added or unfrozen, on all ranks alike; collective."""
         unfrozen = self._unfrozen()
         self._check([self._named[index] for index in unfrozen])
         if not (self._changed or unfrozen):
             return
         if self._attached and self.strategy.overlaps_backward:
-            self._before_step()  # buckets may be under way on some ranks, so all of them finish
+            self._before_step()  # some ranks may have started buckets, so all ranks finish
             self._written.difference_update(self._position)
         collective_step(self._group.engine, "plan", self._attach, name=self.name)
 
     def attach(self) -> None:
-        """Attach the strategy, if no step has done so; collective then. Raises ValueError as _begin_task() does."""
+        """Attach the strategy unless a step has done so; collective then. Raises ValueError as _begin_task() does."""
         if not self._attached:
             self._attach_if_changed()
         self._planned.check()
 
     def _attach(self, transport: Transport, _: Sequence[int]) -> None:
-        """Agree on what is sparse and attach the strategy to the rest, also where this rank has joined; collective."""
-        # What was unfrozen since the last reduction had no hook in this pass.
+        """Agree on the sparse gradients and attach the strategy to the others, also on joined ranks; collective."""
+        # Parameters unfrozen since the last reduction had no hook in this pass.
         self._written |= {index for index in self._hook() if self._named[index][1].grad is not None}
         trained = [index for index, (_, parameter) in enumerate(self._named) if self._is_trained(parameter)]
         planned = PlannedMetadata([self._named[index] for index in trained])
@@ -284,7 +291,7 @@ class GradientSync:
         source.written |= {positions[index] for index in self._written if index in positions}
         owner = None if self.strategy.driver is None else self.strategy.driver()
         if owner is not None:
-            owner._leave_strategy()  # if attach() raises, later gradients are announced to nobody
+            owner._leave_strategy()  # if attach() raises, later gradients are not announced
         self.strategy.attach(source.describe(self.name), self._group)
         self._position, self._source, self._planned = positions, source, planned
         self._attached, self._changed = True, False
@@ -295,12 +302,12 @@ class GradientSync:
         self._sparse.reduce(transport, self._named, self._written)
 
     def _look_on(self, transport: Transport, _: Sequence[int]) -> None:
-        """This rank's part in reducing sparse gradients when it has joined: none."""
+        """Take part in the reduction of sparse gradients as a joined rank, without gradients."""
         assert self._sparse is not None
         self._sparse.contribute_nothing(transport, self._named)
 
     def zeroed(self) -> None:
-        """The user has thrown the gradients away, and with them what was accumulated and not yet reduced."""
+        """Drop the accumulated gradients, because the user has cleared the gradients."""
         self._check_interrupted()
         self._drop_window()
 
@@ -312,7 +319,7 @@ class GradientSync:
         self._reduced = False
 
     def begin_step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Callable[[], Any] | None:
-        """The optimizer is about to step; collective. Returns what it is to call in place of its closure.
+        """Reduce gradients before the optimizer steps; collective. Returns the closure to call instead of this one.
 
         skip: take the gradients as they are.
         """
@@ -340,12 +347,12 @@ class GradientSync:
         return reduce_loss(loss, op, weight, self._named[0][1].device, f"{self.name}.loss", self.process_set)
 
     def end_window(self) -> None:
-        """The optimizer takes the gradients now: what comes later belongs to its next step."""
+        """Assign later gradients to the next step, because the optimizer takes the present gradients now."""
         self._summed.clear()
         self._reduced = False
 
     def end_step(self) -> None:
-        """The optimizer has stepped; collective where the strategy or a comparison of the replicas is."""
+        """Finish the step after the optimizer's own; collective if the strategy's end or a check of replicas is."""
         self.end_window()
         self.strategy.after_step()
         self._replicas.stepped(lambda: checksums(self._named))
@@ -353,7 +360,7 @@ class GradientSync:
             self.gradient_hook.stepped(self)
 
     def together(self, kind: str, action: Action, options: Sequence[tuple[str, str]] = ()) -> Any:
-        """Do something on all ranks of this optimizer; collective. kind, options: see collective_step()."""
+        """Run an action on all ranks of this optimizer; collective. kind, options: see collective_step()."""
         return collective_step(self._group.engine, kind, action, name=self.name, options=options)
 
     def _check_interrupted(self) -> None:
@@ -365,19 +372,19 @@ class GradientSync:
         self.strategy.cancel()
 
     def unhook(self) -> None:
-        """Reduce nothing in backward() from now on: another optimizer trains the parameters. All ranks do so alike."""
+        """Stop reducing in backward(), on all ranks: another optimizer trains the parameters."""
         _remove(self._hooks)
         self._hooks.clear()
         self._hooked = False
 
     def close(self) -> None:
-        """Free what the strategy has allocated; collective."""
+        """Free the memory that the strategy has allocated; collective."""
         if self._attached:
             self.strategy.detach()
         self._leave_strategy()
 
     def _leave_strategy(self) -> None:
-        """The strategy is attached to no parameters, or to those of another: attach it again when it is needed."""
+        """Record that the strategy is attached to other or no parameters, so that the next use attaches it again."""
         self._position.clear()
         self._planned = PlannedMetadata(())
         self._attached, self._changed = False, True

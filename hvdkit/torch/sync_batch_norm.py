@@ -17,15 +17,15 @@ from hvdkit.torch.reduce import allreduce
 class SyncBatchNorm(_BatchNorm):
     """Normalize as torch.nn.BatchNorm*d would, given the batches of all ranks as one.
 
-    Forward and backward exchange two numbers a channel, once each, so every rank takes part in both; how many samples
-    each has does not matter, it may be none. Gradients of weight and bias are this rank's share of the whole, as with
-    every other layer; those of the input are complete. With one rank, and in evaluation with running statistics,
+    Forward and backward exchange two numbers per channel, once each, so every rank takes part in both; the ranks may
+    have different numbers of samples, also none. Gradients of weight and bias are this rank's share of the whole, as
+    with every other layer; those of the input are complete. With one rank, and in evaluation with running statistics,
     nothing is exchanged; in evaluation without them ranks exchange as in training, as in Horovod.
 
     Arguments as for torch.nn.BatchNorm1d. Input: (n, channels, ...) on CPU or GPU (Horovod's needs CUDA); float16 and
-    bfloat16 are normalized in float32. Differentiable once. The running variance is the unbiased one of all samples;
-    momentum=None averages over all batches so far. Raises ValueError, on every rank, if all ranks together have one
-    value a channel or none, and for inputs of one dimension; NotInitializedError before init().
+    bfloat16 are normalized in float32. Differentiable once. The running variance is the unbiased variance of all
+    samples; momentum=None averages over all batches so far. Raises ValueError, on every rank, if all ranks together
+    have at most one value per channel, and for one-dimensional inputs; NotInitializedError before init().
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
         """Replace every batch normalization inside `module`, and `module` itself if it is one; returns the result.
 
-        Parameters, buffers and mode are kept: the same tensors, so that an optimizer goes on holding them.
-        Raises ValueError for a lazy one that has not seen its first batch.
+        Parameters, buffers and mode are kept: an optimizer's references to the tensors stay valid.
+        Raises ValueError for a lazy layer that has not had its first batch.
         """
         if isinstance(module, _LazyNormBase):
             raise ValueError(
@@ -68,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The normalized input, of its shape and dtype; collective in training."""
+        """Normalize the input, keeping its shape and dtype; collective in training."""
         self._check_input_dim(input)
         tracked = self.track_running_stats and self.running_mean is not None and self.running_var is not None
         if (tracked and not self.training) or basics.size() == 1:
@@ -93,7 +93,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """y = weight (x - mean) / sqrt(variance + eps) + bias, mean and variance those of all ranks' x.
+    """y = weight (x - mean) / sqrt(variance + eps) + bias, with mean and variance of x on all ranks.
 
     With s = 1 / sqrt(variance + eps), <> the mean over all ranks' samples and dy the gradient of y:
     dx = weight s (dy - <dy> - (x - mean) s^2 <dy (x - mean)>).
@@ -135,7 +135,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean and variance (divided by n) of each channel over all ranks, (channels,) float64, and n; collective."""
+    """Return mean and variance (divided by n) per channel over all ranks, (channels,) float64, and n; collective."""
     count = x.numel() // x.size(1) if x.size(1) else 0
     sums = torch.zeros(2 * x.size(1) + 1, dtype=torch.float64, device=x.device)
     if count:
@@ -161,5 +161,5 @@ def _all_but_channels(x: torch.Tensor) -> list[int]:
 
 
 def _along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """(channels,) in a shape that goes with x."""
+    """Reshape (channels,) to broadcast with x."""
     return values.view(1, -1, *[1] * (x.dim() - 2))

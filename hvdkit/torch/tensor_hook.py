@@ -1,4 +1,4 @@
-"""Take part in each gradient and step of an optimizer, beside its strategy."""
+"""TensorHook: takes part in each gradient and step of an optimizer, beside its strategy."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hvdkit.torch.uncompiled import uncompiled
 
 
 class TensorHook(Protocol):
-    """As GradientHook, of torch's tensors: it sees each gradient; see GradientSync.set_gradient_hook()."""
+    """A GradientHook of torch's tensors that sees each gradient; see GradientSync.set_gradient_hook()."""
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """What is added to `parameter.grad` in place of a gradient that backward has computed; None for itself."""
+        """Return the tensor to add to `parameter.grad` instead of a gradient from backward; None to leave it."""
 
     def stepped(self, sync: Any) -> None:
-        """The optimizer of the GradientSync has stepped; may be collective."""
+        """Called after the step of the GradientSync's optimizer; may be collective."""
 
     @property
     def weight(self) -> float:
-        """What gradients are multiplied with in this step."""
+        """The factor of this step's gradients."""
 
 
 def hook_gradients(held: weakref.ref[Any], parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Pass each gradient to the hook before it is accumulated, also those of parameters that are frozen now.
+    """Pass each gradient to the hook before it is accumulated, also the gradients of presently frozen parameters.
 
     held: the GradientSync.
     """
@@ -37,6 +37,6 @@ def hook_gradients(held: weakref.ref[Any], parameters: Sequence[torch.nn.Paramet
 
     for parameter in parameters:
         trained = parameter.requires_grad
-        parameter.requires_grad_(True)  # a hook is refused otherwise, and kept afterwards
+        parameter.requires_grad_(True)  # a frozen parameter refuses new hooks, but keeps old ones
         parameter.register_hook(uncompiled(show))
         parameter.requires_grad_(trained)

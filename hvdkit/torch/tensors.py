@@ -1,4 +1,4 @@
-"""torch tensors seen as buffers, and torch's arithmetic for the narrow types that numpy is slow with."""
+"""torch tensors as buffers, and torch's arithmetic for the narrow types that are slow in numpy."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hvdkit.transport.buffer import FLOAT8, HALF, STORAGE, Buffer, Op
 
 _CHUNK = 64 * 1024  # elements: 256 KiB of float32, which stays in cache
 
-#: dtypes that travel, of those that this torch has; torch has more.
+#: dtype -> name, of the sendable dtypes that this torch has.
 NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in STORAGE if hasattr(torch, name)}
-#: From these bits on, without the sign, a number is inf or nan.
+#: A number with at least these bits, without the sign, is inf or nan.
 _INF_BITS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-#: What numpy does not have is seen as integers of that width.
+#: A dtype that numpy lacks is viewed as integers of its width.
 _BITS = {"bfloat16": torch.uint16, **dict.fromkeys(FLOAT8, torch.uint8)}
 
 
 def name_of_dtype(dtype: torch.dtype) -> str:
-    """The name of a dtype among those that travel; TypeError for another one."""
+    """Return the name of a sendable dtype; TypeError for another one."""
     try:
         return NAMES[dtype]
     except KeyError:
@@ -35,12 +35,12 @@ def name_of_dtype(dtype: torch.dtype) -> str:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """The name of the tensor's dtype among those that travel; TypeError for another one."""
+    """Return the name of the tensor's dtype; TypeError if it cannot be sent."""
     return name_of_dtype(tensor.dtype)
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:
-    """See a contiguous CPU tensor of any shape as a Buffer (n,), sharing memory."""
+    """View a contiguous CPU tensor of any shape as a Buffer (n,), sharing memory."""
     name = name_of_dtype(tensor.dtype)
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.dim() != 1:
@@ -51,7 +51,7 @@ def as_buffer(tensor: torch.Tensor) -> Buffer:
 
 @dataclass(slots=True, eq=False)
 class TensorBuffer(Buffer):
-    """A Buffer that is a contiguous tensor, on any device, for engines that take it so. array: (n,)."""
+    """A Buffer that is a contiguous tensor, on any device, for engines that take tensors. array: (n,)."""
 
     array: torch.Tensor  # type: ignore[assignment]
 
@@ -71,14 +71,14 @@ class TensorBuffer(Buffer):
 
 
 def contiguous(tensor: torch.Tensor, *, copied: bool) -> torch.Tensor:
-    """The tensor in contiguous memory on its device: its own, unless it is to be copied or has none."""
+    """Return contiguous memory with the tensor's values on its device: its own, unless `copied` or not contiguous."""
     if copied:
         return tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
-    """See a Buffer as a tensor (n,), sharing memory."""
+    """View a Buffer as a tensor (n,), sharing memory."""
     if isinstance(buffer, TensorBuffer):
         return buffer.array
     tensor = torch.from_numpy(buffer.array)
@@ -86,7 +86,7 @@ def as_tensor(buffer: Buffer) -> torch.Tensor:
 
 
 class TorchArithmetic(NumpyArithmetic):
-    """numpy for what it does well; torch, ten times as fast, for float16, bfloat16 and casts."""
+    """Arithmetic in numpy where it is fast; in torch, ten times as fast, for float16, bfloat16 and casts."""
 
     def combine(self, out: Buffer, sources: Sequence[Buffer], op: Op = "sum", scale: float = 1.0) -> None:
         if sources[0].dtype not in HALF or op != "sum":
@@ -112,13 +112,13 @@ class TorchArithmetic(NumpyArithmetic):
             if scale != 1.0:
                 part = part * scale
             made = target[start : start + _CHUNK].copy_(part)
-            # Few gradients overflow: look at the narrow result first, and mend it only where it has an inf.
+            # Few gradients overflow: check the narrow result first, and correct it only if it has an inf.
             if narrowing and _has_inf(made):
                 made.copy_(torch.where(torch.isinf(part), part, part.clamp(-largest, largest)))
 
 
 def _has_inf(numbers: torch.Tensor) -> bool:
-    """Is one of them inf or nan? Of 16 bits that is read from the bits: isfinite() takes twenty times as long."""
+    """Return whether a number is inf or nan, by its 16 bits: isfinite() takes twenty times as long."""
     if numbers.element_size() != 2:
         return not torch.isfinite(numbers).all()
     magnitudes = numbers.view(torch.int16).numpy().view(np.uint16) & np.uint16(0x7FFF)

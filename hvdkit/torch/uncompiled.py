@@ -1,4 +1,4 @@
-"""Code that torch.compile is to leave alone: what talks to other ranks, and what autograd calls."""
+"""Exclusion from torch.compile of code that communicates with other ranks or that autograd calls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """The function, for torch.compile to call as it is, with all that it calls in turn.
+    """Return the function in a form that torch.compile calls without tracing it, or its callees.
 
-    A compiled function may contain a whole training step. Traced, hvdkit's part of that fails, or leaves out what it
-    does to other objects. Calling this loads the compiler, which takes seconds: only where an optimizer has done so.
+    A compiled function may contain a whole training step. Tracing hvdkit's code in it fails, or omits its effects on
+    other objects. This call loads the compiler, which takes seconds: call it only if an optimizer has loaded it.
     """
     left_alone: Function = torch.compiler.disable(function)
-    # By this torch 2.4 finds the function of a method, and would call it without its object.
+    # torch 2.4 finds a method's function by this attribute, and would call it without its object.
     vars(left_alone).pop("_torchdynamo_orig_callable", None)
     return left_alone

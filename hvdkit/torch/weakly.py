@@ -1,4 +1,4 @@
-"""Actions of an object that the engine keeps, and that must not keep the object."""
+"""Actions of an object that the engine keeps, without keeping the object alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Owner = TypeVar("Owner")
 def weakly(
     held: weakref.ref[Owner], method: Callable[[Owner, Transport, Sequence[int]], None]
 ) -> Callable[[], Action | None]:
-    """A function that binds the method to the object, or returns None when the object is gone."""
+    """Return a function that binds the method to the object, or returns None after the object is gone."""
 
     def find() -> Action | None:
         owner = held()

@@ -1,4 +1,4 @@
-"""What a wrapped optimizer has beside its own class: step() with its strategy, windows, more parameters."""
+"""The mixin that DistributedOptimizer adds to the user's optimizer class: step(), windows, more parameters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hvdkit.torch.sync import GradientSync
 
 
 class Wrapped(PlainCopies):
-    """What a wrapped optimizer has beside its own class; mixed in before it."""
+    """Mixin of wrapped optimizers; its methods precede those of the optimizer's own class."""
 
-    # The defaults are for an instance that a script makes of the class itself: it is a plain optimizer.
+    # Defaults for an instance that a script makes of the class itself, which is a plain optimizer.
     _hvdkit: GradientSync | None = None
     _hvdkit_skip = False
     _hvdkit_synchronized = False
@@ -36,10 +36,10 @@ class Wrapped(PlainCopies):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let step() take the gradients as they are; for after synchronize(), which also makes it needless.
+        """Let step() take the gradients as they are, after synchronize(); hvdkit needs neither call.
 
-        Refused with AssertionError, as in Horovod, with op=Adasum or another strategy that works in step(): without it
-        the ranks would drift apart.
+        Raises AssertionError, as in Horovod, with op=Adasum or another strategy that works in step(): without the
+        strategy the ranks would drift apart.
         """
         if self._hvdkit is not None and not self._hvdkit.strategy.overlaps_backward:
             raise AssertionError(
@@ -53,18 +53,18 @@ class Wrapped(PlainCopies):
             self._hvdkit_skip = False
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step, between the two halves of its strategy's.
+        """Make the optimizer's own step, between the two halves of its strategy's.
 
-        Raises ValueError if param_groups has parameters that were put there by hand: their gradients are not reduced.
+        Raises ValueError if param_groups has parameters that were added by hand: their gradients are not reduced.
         """
         sync, synchronized = self._hvdkit, self._hvdkit_synchronized
         self._hvdkit_synchronized = False
         if synchronized and not self._hvdkit_skip and closure is None:
             warnings.warn(
-                # Horovod's words, by which scripts and tests filter the warning, up to the first full stop.
+                # Horovod's words up to the first full stop, because scripts and tests filter the warning by them.
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "Horovod would reduce the gradients twice. hvdkit reduces them once and needs neither call.",
-                stacklevel=3,  # torch.compile's wrapper of this method is between
+                stacklevel=3,  # the frame of torch.compile's wrapper is between
             )
         if sync is None:
             return self._hvdkit_step(closure, *args, **kwargs)
@@ -75,23 +75,23 @@ class Wrapped(PlainCopies):
         return result
 
     def _hvdkit_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
-        """The own class's step."""
+        """Make the step of the optimizer's own class."""
         return super().step(closure, *args, **kwargs)  # type: ignore[misc]
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The optimizer's own zero_grad; gradients that were accumulated and not reduced are dropped with it."""
+        """Call the optimizer's own zero_grad, and drop accumulated gradients that were not reduced."""
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
         if self._hvdkit is not None:
             self._hvdkit.zeroed()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The optimizer's own; all ranks add the same parameters, before the same step."""
+        """Call the optimizer's own method; all ranks add the same parameters, before the same step."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._hvdkit is not None:
             self._hvdkit.add(number_parameters(self.param_groups)[-1])  # type: ignore[attr-defined]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Reduce after so many backward passes from the next window on, as Horovod's; every rank says the same.
+        """Reduce after this number of backward passes from the next window on, as in Horovod; the same on every rank.
 
         Raises ValueError for less than 1.
         """
@@ -101,16 +101,16 @@ class Wrapped(PlainCopies):
             self._hvdkit.set_passes(passes)
 
     def reduction_statistics(self) -> Statistics:
-        """How much was reduced, how long that took, and how much of it training had to wait for."""
+        """Return how much was reduced, how long that took, and how much of it training waited for."""
         return Statistics() if self._hvdkit is None else self._hvdkit.strategy.statistics
 
 
-# torch puts its step hooks around step() of each class that it does not find this mark on; the wrapped class has them.
+# torch wraps step() of each class without this mark in its step hooks; the wrapped class already has them.
 Wrapped.step.hooked = True  # type: ignore[attr-defined]
 
 
 def number_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """(name, parameter) for each parameter of each group; the name says where it is."""
+    """Return (name, parameter) for each parameter of each group; the name contains both indices."""
     return [
         [(f"group.{at}.{index}", parameter) for index, parameter in enumerate(group["params"])]
         for at, group in enumerate(param_groups)
@@ -118,13 +118,13 @@ def number_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[list[tu
 
 
 class KnownGroups:
-    """The lists of parameters in param_groups that have been looked at, compared by identity in each step."""
+    """The already checked lists of parameters in param_groups, compared by identity in each step."""
 
     def __init__(self) -> None:
         self._known: list[list[torch.nn.Parameter]] = []
 
     def check(self, param_groups: Sequence[Mapping[str, Any]], sync: GradientSync) -> None:
-        """Raise ValueError for a parameter of the groups that is trained and that `sync` has not been given."""
+        """Raise ValueError for a trained parameter of the groups that was not added to `sync`."""
         groups = [group["params"] for group in param_groups]
         if len(groups) == len(self._known) and all(map(_are_same, groups, self._known)):
             return
@@ -139,7 +139,7 @@ class KnownGroups:
                     "optimizer.add_param_group() on all ranks, or replace layers of the model before "
                     "hvd.DistributedOptimizer()."
                 )
-        self._known = [] if unknown else [list(group) for group in groups]  # frozen ones may be trained later
+        self._known = [] if unknown else [list(group) for group in groups]  # frozen parameters may be trained later
 
 
 def _are_same(one: Sequence[torch.nn.Parameter], other: Sequence[torch.nn.Parameter]) -> bool:

@@ -1,1 +1,1 @@
-"""Where numbers go: what a script logs, averaged over the ranks, and hvdkit's own series; progress of the job."""
+"""Tracking: averages over the ranks of values that a script logs, hvdkit's own series, and progress of the job."""

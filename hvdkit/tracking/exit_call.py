@@ -1,6 +1,6 @@
-"""The code that the script has given to sys.exit(): Python tells it to nobody who is called at the end of the process.
+"""The script's exit code from sys.exit(), which Python does not pass to functions that run at the process's end.
 
-`raise SystemExit(code)` does not pass here.
+`raise SystemExit(code)` is not recorded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NoReturn
 
 _last: SystemExit | None = None
 _previous = sys.exit
-_watches = False  # another one may be on top of ours, and calls it
+_watches = False  # a later wrapper of sys.exit may call ours
 
 
 def watch() -> None:
-    """Note calls of sys.exit() from now on; harmless if done before."""
+    """Record calls of sys.exit() from now on; repeated calls do nothing."""
     global _last, _previous, _watches
     _last = None
     if not _watches:
@@ -23,13 +23,13 @@ def watch() -> None:
 
 
 def forget() -> None:
-    """The script has gone on after a call of sys.exit()."""
+    """Forget the recorded call, because the script has continued after it."""
     global _last
     _last = None
 
 
 def stop() -> None:
-    """Put back the sys.exit() that was there before, unless another one is on top of this one."""
+    """Restore the previous sys.exit(), unless another one has wrapped this one since."""
     global _watches
     if sys.exit is _exit:
         sys.exit, _watches = _previous, False
@@ -37,7 +37,7 @@ def stop() -> None:
 
 
 def last() -> SystemExit | None:
-    """What the last call has raised in the main thread, if the script has not gone on since."""
+    """Return the exception of the last call in the main thread, unless the script has continued since."""
     return _last
 
 

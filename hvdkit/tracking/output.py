@@ -1,4 +1,4 @@
-"""What a tracker writes to: on the rank that is 0, whatever happens to the world, and to the end of the process."""
+"""The output of a tracker: writes on rank 0, across changes of the world, until the end of the process."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from hvdkit.tracking.writer import End, end_of
 from hvdkit.tracking.writing_thread import WritingThread
 
 _CLOSE_S = 60.0  # for a slow server
-_FAILED_S = 10.0  # the other ranks wait for the end of this process
+_FAILED_S = 10.0  # the other ranks wait for this process to end
 _KILLED_S = 1.5  # hvdrun kills a rank 2 s after SIGTERM
 
 
 class Output:
-    """The places that track() was given, and the thread that writes there if this rank is 0; until end().
+    """The targets of track(), and the thread that writes to them if this rank is 0; until end().
 
-    world: of the tracker that uses it, an object of its own for each world.
+    world: of the tracker that uses it; a different object for each world.
     """
 
     def __init__(self, targets: Targets, world: object) -> None:
         self.targets, self.world = targets, world
-        self.resume: Mapping[str, Mapping[str, str]] = {}  # of the writers that rank 0 has opened, by name
+        self.resume: Mapping[str, Mapping[str, str]] = {}  # name -> resume options of a writer that rank 0 has opened
         self._thread: WritingThread | None = None
         self._process = os.getpid()
         _outputs.append(self)
 
     @property
     def is_open(self) -> bool:
-        """Does this rank write?"""
+        """Whether this rank writes."""
         return self._thread is not None
 
     @property
     def has_run(self) -> bool:
-        """Is there a run, on a server say, which has to be told how the script ends?"""
+        """Whether a run exists, as on a server, which must learn how the script ends."""
         return self.is_open and bool(self.resume)
 
     def open(self) -> None:
-        """Open the places on this rank, and go on in the runs that there are. Raises as open_writers()."""
+        """Open the targets on this rank, and continue existing runs. Raises what open_writers() raises."""
         if self._thread is not None:
             return
         writers = open_writers(self.targets.following(self.resume))
@@ -58,7 +58,7 @@ class Output:
         _watch_process()
 
     def put(self, rows: Sequence[Averages]) -> None:
-        """Have rows written; a rank that has become 0 opens the places first, and warns if it cannot."""
+        """Queue rows for writing; a rank that has become 0 first opens the targets, and warns if it cannot."""
         if self._thread is None:
             try:
                 self.open()
@@ -70,18 +70,18 @@ class Output:
         self._thread.put(rows)
 
     def leave(self) -> None:
-        """Close the places without an end of the run: another rank is 0 now, and goes on there."""
+        """Close the targets without ending the run, because another rank is 0 now and continues it."""
         if self._thread is not None:
             self._thread.close(None, _CLOSE_S)
             self._thread = None
 
     def begin_end(self, end: End) -> None:
-        """Have the thread write all, and end the runs; end() waits for it."""
+        """Start writing all rows and ending the runs; end() waits for that."""
         if self._thread is not None and self._process == os.getpid():
             self._thread.begin_close(end)
 
     def end(self, end: End, timeout_s: float = _CLOSE_S) -> None:
-        """Write all, and end the runs on the rank that writes."""
+        """Write all rows, and end the runs if this rank writes."""
         if self not in _outputs or self._process != os.getpid():
             return
         if self._thread is not None:
@@ -93,12 +93,12 @@ class Output:
             exit_call.stop()
 
 
-#: That have not ended.
+#: Outputs that have not ended.
 _outputs: list[Output] = []
 
 
 def take_output(targets: Targets, world: object) -> Output:
-    """The output of a tracker of these places that an earlier world has left open, or a new one."""
+    """Return the output for these targets that an earlier world has left open, or a new one."""
     for output in _outputs:
         if output.world is not world and output.targets == targets:
             output.world = world
@@ -107,7 +107,7 @@ def take_output(targets: Targets, world: object) -> Output:
 
 
 def _end_all(end: End, timeout_s: float) -> None:
-    """End all outputs at the same time. timeout_s: for all of them together."""
+    """End all outputs concurrently. timeout_s: for all of them together."""
     outputs, deadline = _outputs.copy(), time.monotonic() + timeout_s
     for output in outputs:
         output.begin_end(end)
@@ -120,8 +120,8 @@ def _at_exit() -> None:
 
 
 def _watch_process() -> None:
-    """Have the outputs end with the process, whichever way that does."""
-    atexit.unregister(_at_exit)  # it comes before what the libraries have registered since
+    """End the outputs when the process ends, in any way."""
+    atexit.unregister(_at_exit)  # so that it runs before functions that libraries have registered since
     atexit.register(_at_exit)
     if not any(output.has_run for output in _outputs):
         return
@@ -133,7 +133,7 @@ def _watch_process() -> None:
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     if signal.getsignal(number) is not _on_sigterm:
-        return  # a handler that was installed later has called this one, and decides
+        return  # a handler that was installed later has called this one, and decides about the exit
     _end_all("KILLED", _KILLED_S)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -141,7 +141,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 def _restore_sigterm() -> None:
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        with contextlib.suppress(ValueError):  # not in the main thread
+        with contextlib.suppress(ValueError):  # outside of the main thread
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

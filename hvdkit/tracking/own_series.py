@@ -10,7 +10,7 @@ import numpy as np
 from hvdkit.launcher_channel import Totals
 from hvdkit.tracking.rows import OWN, Floats
 
-#: What the series are called, behind OWN, and what they are.
+#: Name without OWN -> meaning.
 SERIES = {
     "step_ms": "milliseconds of a step, on rank 0's clock, evaluations and pauses between steps included",
     "samples_per_s": "samples of all ranks in a second",
@@ -24,7 +24,7 @@ SERIES = {
 
 @dataclass(frozen=True)
 class Window:
-    """Some steps of this rank. seconds, samples: of all of them, on this rank. totals: what they added."""
+    """A number of steps of this rank. seconds, samples: of all the steps. totals: their increments."""
 
     steps: int
     seconds: float
@@ -33,7 +33,7 @@ class Window:
 
 
 def pack_window(window: Window | None, rank: int, size: int) -> Floats:
-    """An array, (size + 1,), of which the ranks' sum has the samples of all, and what each has waited."""
+    """Return an array (size + 1,) whose sum over the ranks contains the samples of all, and the wait of each."""
     packed = np.zeros(size + 1)
     if window is not None:
         packed[0], packed[1 + rank] = window.samples, window.totals.known_wait_s
@@ -41,10 +41,10 @@ def pack_window(window: Window | None, rank: int, size: int) -> Floats:
 
 
 def own_series(window: Window | None, sums: Floats) -> dict[str, float]:
-    """The series over a window of rank 0. sums: of the ranks' pack_window().
+    """Return the series over a window on rank 0. sums: of the ranks' pack_window().
 
-    Those of gradients are left out where none were reduced, and where a GPU's stream has waited for them; samples where
-    none were counted.
+    Series of gradients are omitted if none were reduced or if a GPU's stream waited for them; samples if none were
+    counted.
     """
     if window is None or window.steps <= 0 or window.seconds <= 0:
         return {}

@@ -16,7 +16,7 @@ from hvdkit.errors import TrackError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 _LINE_S = 10.0  # between two lines of a log
-_DRAW_S = 0.1  # between two looks of the bar
+_DRAW_S = 0.1  # between two updates of the bar
 
 
 class Sized(Protocol[T_co]):
@@ -28,17 +28,17 @@ class Sized(Protocol[T_co]):
 
 
 class View(Protocol):
-    """What shows progress on rank 0."""
+    """Shows progress on rank 0."""
 
     def show(self, done: int, text: str) -> None:
-        """Show how many batches are done, and the rate."""
+        """Show the number of finished batches, and the rate."""
 
     def close(self) -> None:
-        """The last batch is done, or the loop was left."""
+        """End the display after the last batch, or when the loop was left."""
 
 
 class Progress(Generic[T]):
-    """The batches of a loader, with progress shown on rank 0. Made by progress()."""
+    """The batches of a loader, with progress on rank 0. Made by progress()."""
 
     def __init__(self, loader: Sized[T], samples: float | None, label: str, stream: IO[str] | None) -> None:
         self._loader, self._samples, self._label, self._stream = loader, samples, label, stream
@@ -70,17 +70,17 @@ class Progress(Generic[T]):
 
 
 def describe(done: int, batches: int, seconds: float, samples: float) -> str:
-    """The rate, and the time left. samples: of all ranks in the pass; nan if unknown."""
+    """Return the rate and the remaining time. samples: of all ranks in the pass; nan if unknown."""
     if not done or seconds <= 0:
         return ""
     known = not math.isnan(samples)
     rate, unit = (samples * done / batches, "samples/s") if known else (float(done), "batches/s")
-    left = round(seconds / done * max(0, batches - done))  # a loader may have more batches than it says
+    left = round(seconds / done * max(0, batches - done))  # a loader may have more batches than its length
     return f"{rate / seconds:,.0f} {unit}, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
 
 
 def count_samples(loader: Any) -> float | None:
-    """The samples of a pass of this rank, of torch's DataLoader with a batch size; None if that is not known."""
+    """Return this rank's samples in a pass of torch's DataLoader with a batch size; None if unknown."""
     size = getattr(loader, "batch_size", None)
     if isinstance(size, bool) or not isinstance(size, int):
         return None
@@ -100,7 +100,7 @@ def _sum_of_ranks(value: float) -> float:
 
 
 class Lines:
-    """A View: lines of a log, one every ten seconds, and one at the end."""
+    """A View that writes a line to the log every ten seconds, and one at the end."""
 
     def __init__(self, stream: IO[str], label: str, batches: int) -> None:
         self._stream, self._label, self._batches = stream, label, batches
@@ -125,7 +125,7 @@ class Lines:
 
 
 class Bar:
-    """A View: a bar on a terminal, drawn by rich."""
+    """A View that draws a bar on a terminal by rich."""
 
     def __init__(self, stream: IO[str], label: str, batches: int) -> None:
         from rich.console import Console
@@ -150,7 +150,7 @@ class Bar:
 
 
 def open_view(stream: IO[str], label: str, batches: int) -> View:
-    """A bar on a terminal, lines elsewhere."""
+    """Return a bar for a terminal, lines otherwise."""
     return Bar(stream, label, batches) if stream.isatty() else Lines(stream, label, batches)
 
 
@@ -159,10 +159,13 @@ def progress(
 ) -> Progress[T]:
     """Show one bar for the job while the batches of a loader are used: rank 0's, with all ranks' samples per second.
 
-    loader: torch's DataLoader, or anything else with a length. samples: of this rank in a pass; None to ask the
-    DataLoader, else the rate is in batches. label: before the bar. stream: stderr if None; on a terminal a bar, else a
-    line every ten seconds. Each pass begins with a small allreduce, so all ranks must make it; none comes in it.
-    Raises TrackError for what has no length, NotInitializedError before init().
+    loader: torch's DataLoader, or another iterable with a length.
+    samples: of this rank in a pass; None to query the DataLoader, or to show the rate in batches if it does not know.
+    label: before the bar.
+    stream: stderr if None; a terminal gets a bar, another stream a line every ten seconds.
+
+    Each pass begins with a small allreduce, so all ranks must make it; the pass itself has none.
+    Raises TrackError for a loader without a length, NotInitializedError before init().
     """
     runtime("progress()")
     try:

@@ -1,4 +1,4 @@
-"""What a rank has logged, as one array whose sum over all ranks has the averages of all of it."""
+"""Rows of logged values, packed into an array whose sum over all ranks contains the averages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from hvdkit.errors import TrackError
 
 Floats = NDArray[np.float64]
-#: A step, and the averages of what was logged in it, by key.
+#: A step, and the averages of its values, by key.
 Averages = tuple[int, dict[str, float]]
 
-#: What hvdkit's own series begin with; the script's keys must not.
+#: Prefix of hvdkit's own series; the script's keys must not have it.
 OWN = "hvdkit/"
 
 
 class Row(NamedTuple):
-    """What this rank has logged in a step. values: numbers, or scalars on a GPU that are read later."""
+    """The values that this rank has logged in a step. values: numbers, or scalars on a GPU that are read later."""
 
     step: int
     samples: float
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 def make_row(values: Mapping[str, Any], step: int, samples: float) -> Row:
-    """Check what is to be logged, and keep it: the numbers as they are now. Raises TrackError."""
+    """Check values to log, and keep their present numbers. Raises TrackError."""
     if isinstance(samples, bool) or not isinstance(samples, numbers.Real) or not 0 <= samples < math.inf:
         raise TrackError(
             f"log(): samples is {samples!r}; it must be the number of samples behind the values, 0 or more."
@@ -52,7 +52,7 @@ def _check_key(key: Any) -> None:
 
 
 def _keep(key: str, value: Any) -> Any:
-    """The number; a scalar on a GPU is copied there, so that the host does not wait for the GPU in each step."""
+    """Return the number; a scalar on a GPU is copied there, so that the host does not wait for the GPU each step."""
     if getattr(value, "is_cuda", False) and value.numel() == 1:
         return value.detach().clone()
     if getattr(value, "requires_grad", False):
@@ -70,19 +70,19 @@ def _keep(key: str, value: Any) -> Any:
 
 
 def pack_rows(rows: Iterable[Row]) -> Floats:
-    """For each row its values times its samples, by sorted keys, and its samples."""
+    """Pack each row's values times its samples, by sorted keys, and its samples."""
     packed: list[float] = []
     for row in rows:
-        # The value of no samples, often nan, means nothing.
+        # The value of no samples, often nan, must not be added.
         packed += [float(row.values[key]) * row.samples if row.samples else 0.0 for key in sorted(row.values)]
         packed.append(row.samples)
     return np.array(packed, np.float64)
 
 
 def unpack_rows(rows: Sequence[Row], sums: Floats) -> tuple[list[Averages], Floats]:
-    """The averages of each row, nan where no rank has a sample, and what is left.
+    """Return the averages of each row, nan if no rank has a sample, and the rest of `sums`.
 
-    sums: of the ranks' pack_rows(), and something behind.
+    sums: of the ranks' pack_rows(), followed by other data.
     """
     found: list[Averages] = []
     at = 0
@@ -99,10 +99,10 @@ def _divide(total: float, samples: float) -> float:
 
 
 def describe_rows(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """What all ranks must have logged alike, as (word, value) of an operation."""
+    """Describe the rows, which must be equal on all ranks, as (word, value) of an operation."""
     keys = sorted({key for row in rows for key in row.values})
     steps = f"{rows[0].step} to {rows[-1].step}" if rows else "none"
-    # Two ranks may have the same keys and steps, but not in the same rows.
+    # Two ranks may have the same keys and steps in different rows.
     layout = ";".join(f"{row.step}:{','.join(sorted(row.values))}" for row in rows)
     return (
         ("logged keys", ", ".join(keys)),

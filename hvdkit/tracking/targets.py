@@ -1,4 +1,4 @@
-"""Where track() is to write, and the opening of a writer for each place, on rank 0."""
+"""The targets of track(), and the opening of their writers on rank 0."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hvdkit.errors import TrackError
 from hvdkit.tracking.writer import Writer
 
 Path = str | os.PathLike[str]
-#: What a string means where a mapping of options may be given as well.
+#: The option that a string stands for, where a mapping of options is possible too.
 _MAIN_OPTION = {"wandb": "project", "mlflow": "uri"}
 _NAMES = ("tensorboard", "wandb", "mlflow", "csv")
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The arguments of track(); hvdrun: the socket to it, if it is to have the values too, see notify_launcher()."""
+    """The arguments of track(). hvdrun: its socket, if it gets the values too, see notify_launcher()."""
 
     tensorboard: Path | None = None
     wandb: str | Mapping[str, Any] | None = None
@@ -28,7 +28,7 @@ class Targets:
     hvdrun: str | None = None
 
     def check(self) -> None:
-        """Raise TrackError for an argument that names no place, and where there is none."""
+        """Raise TrackError for an argument that is not a target, and if no target is given."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         if all(value is None for value in given.values()):
             raise TrackError(
@@ -43,11 +43,11 @@ class Targets:
                 raise TrackError(f"track(): {name} is {given[name]!r}; it must be a name or a mapping of options.")
 
     def describe(self) -> tuple[tuple[str, str], ...]:
-        """What all ranks must have given alike, as (word, value) of an operation: which places, not what they are."""
+        """Describe the given targets, without their values, as (word, value): they must be equal on all ranks."""
         return tuple((f"argument {name} of hvd.track()", _describe(getattr(self, name))) for name in _NAMES)
 
     def at(self, paths: Mapping[str, Path | None]) -> Targets:
-        """The same places with these paths, by name."""
+        """Return the same targets with these paths, by name."""
         return replace(self, **paths)  # type: ignore[arg-type]
 
     @property
@@ -56,7 +56,7 @@ class Targets:
         return {"tensorboard": self.tensorboard, "csv": self.csv}
 
     def following(self, resume: Mapping[str, Mapping[str, str]]) -> Targets:
-        """The same places, with the runs that there are. resume: of the writers, by name."""
+        """Return the same targets, continuing existing runs. resume: of the writers, by name."""
         changed: dict[str, Any] = {}
         for name, options in resume.items():
             given = getattr(self, name)
@@ -71,7 +71,7 @@ def _describe(value: Any) -> str:
 
 
 def open_writers(targets: Targets) -> list[Writer]:
-    """Open what was asked for, or nothing. Raises MissingDependencyError, OSError, and what the libraries raise."""
+    """Open all targets or none. Raises MissingDependencyError, OSError, and what the libraries raise."""
     with contextlib.ExitStack() as opened:
         writers = []
         for writer in _open_each(targets):

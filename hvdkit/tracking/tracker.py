@@ -1,4 +1,4 @@
-"""hvd.track(): what a script logs is averaged over all ranks, a window of steps at a time, and written by rank 0."""
+"""hvd.track(): averages logged values over all ranks, a window of steps at a time; rank 0 writes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from hvdkit.tracking.writer import End, end_of
 
 @dataclass(frozen=True)
 class _Averaging:
-    """Rows whose averages are under way. sums: of all ranks, once the operation is done."""
+    """Rows whose averages are under way. sums: of all ranks, after the operation."""
 
     rows: list[Row]
     window: Window | None
@@ -54,13 +54,13 @@ class _Averaging:
 
 
 class Tracker:
-    """The result of track(); a context manager. A block that an exception leaves is closed without the last window.
+    """The result of track(); a context manager. If an exception leaves the block, it closes without the last window.
 
-    Runs of MLflow and W&B then end as FAILED, or as KILLED for KeyboardInterrupt. Where the ranks of the job may
-    change, and elastic.run calls the function again for the exception, they go on with the next track().
+    Runs of MLflow and W&B then end as FAILED, or as KILLED for KeyboardInterrupt. If the ranks of the job may change,
+    and elastic.run calls the function again after the exception, the next track() continues them.
     """
 
-    #: False where `samples` is a weight only, and nobody knows how many samples there were.
+    #: False if `samples` is only a weight, and the number of samples is unknown.
     counts_samples = True
 
     def __init__(self, targets: Targets, every: int) -> None:
@@ -70,18 +70,20 @@ class Tracker:
         self._rows: list[Row] = []
         self._averaging: _Averaging | None = None
         self._engine: Engine | None = None
-        self._name = ""  # of its operations: trackers may be averaging at the same time
+        self._name = ""  # of its operations: several trackers may average at the same time
         self._next_step, self._samples, self._closed = 0, 0.0, False
-        self._since: tuple[float, int, Totals] | None = None  # the end of the window before: time, step, sums
+        self._since: tuple[float, int, Totals] | None = None  # end of the previous window: time, step, sums
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None, samples: float = 1) -> None:
         """Log values of a step, with the same keys and steps on every rank.
 
-        values: numbers or scalar tensors. step: the number after that of the last call if None, from 0.
-        samples: of this rank since the last call, the weight of its values; 0 for a rank without any.
-        Every `every` calls the averages of all of them begin as one allreduce beside training, and are written when it
-        is done. Raises TrackError for a key or value that is none; RanksDisagreeError, on all ranks, if they logged
-        other keys or steps.
+        values: numbers or scalar tensors.
+        step: if None, the last call's plus 1, starting at 0.
+        samples: of this rank since the last call, the weight of its values; 0 for a rank without samples.
+
+        Every `every` calls, one allreduce beside training begins to average all values; they are written when it is
+        complete. Raises TrackError for an invalid key or value; RanksDisagreeError, on all ranks, if their keys or
+        steps differ.
         """
         exit_call.forget()
         if self._closed:
@@ -106,18 +108,18 @@ class Tracker:
             self._begin(group)
 
     def start(self, step: int = -1) -> None:
-        """Begin the first window of hvdkit's own series, after this step; else it begins with the first log()."""
+        """Begin the first window of hvdkit's own series after this step; otherwise the first log() begins it."""
         self._enter()
         self._since, self._samples = (time.monotonic(), step, COUNTER.now()), 0.0
 
     def flush(self) -> None:
-        """Average what was logged, and hand it to the writers; collective."""
+        """Average the logged values, and pass them to the writers; collective."""
         group = self._enter()
         self._begin(group)
         self._finish(group)
 
     def close(self) -> None:
-        """Average and write all that is left; collective. Does nothing when it is closed, or after hvd.shutdown()."""
+        """Average and write all remaining values; collective. Does nothing if closed, or after hvd.shutdown()."""
         if self._closed:
             return
         self._closed = True
@@ -134,21 +136,21 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *where: object) -> None:
-        """See close(), and with an exception abandon()."""
+        """Call close(), or abandon() after an exception."""
         if error is None:
             self.close()
         else:
             self.abandon(self._end_of(error))
 
     def abandon(self, end: End | None = "FAILED") -> None:
-        """Write what was averaged, and close: not collective, for a training that has failed.
+        """Write the averaged values, and close; not collective, for a training that has failed.
 
-        end: of the runs; None to leave them to the next tracker of these places. They are left in any case if the ranks
-        of the job may change, and have done so since.
+        end: of the runs; None to leave them to the next tracker of these targets. Runs are always left if the ranks of
+        the job may change, and have done so since.
         """
         self._closed = True
         averaging = self._averaging
-        # Without a thread this rank was not rank 0, and after hvd.shutdown() nothing tells that it still is not.
+        # Without a thread this rank was not rank 0, and after hvd.shutdown() its present rank is unknown.
         open_here = self._output is not None and self._output.is_open
         if open_here and averaging is not None and averaging.work.done and averaging.work.error is None:
             self._hand_on(averaging)
@@ -156,7 +158,7 @@ class Tracker:
 
     @property
     def continuing(self) -> Targets:
-        """The same places, for another tracker that is to go on in the runs that this one has opened."""
+        """The same targets, for another tracker that continues this tracker's runs."""
         return self._targets if self._output is None else self._targets.following(self._output.resume)
 
     @property
@@ -172,7 +174,7 @@ class Tracker:
             self._output.end(end)
 
     def _enter(self) -> Group:
-        """The ranks that there are. In a new world, of other ranks, what the old one has not averaged is dropped."""
+        """Return the present ranks' group. In a new world, drops values that the old one has not averaged."""
         group: Group = global_process_set.group("Tracker.log()")
         if group.engine is not self._engine:
             self._engine = group.engine
@@ -185,7 +187,7 @@ class Tracker:
         return group
 
     def open(self) -> None:
-        """Open the writers on rank 0; collective. Raises on all ranks what is wrong there."""
+        """Open the writers on rank 0; collective. Raises rank 0's error on all ranks."""
         group, given = self._enter(), (*self._targets.describe(), ("argument every of hvd.track()", repr(self._every)))
         collective_step(group.engine, "track", None, name="arguments", options=given)
         self._targets.check()
@@ -203,7 +205,7 @@ class Tracker:
                 error = problem
         text = "" if error is None else f"{type(error).__name__}: {error}"
         text, output.resume, paths = broadcast_object((text, output.resume, output.targets.paths), name="track")
-        output.targets = output.targets.at(paths)  # where this rank goes on if it becomes rank 0
+        output.targets = output.targets.at(paths)  # for this rank, if it becomes rank 0
         if text:
             output.end("FAILED")
         if isinstance(error, (TrackError, MissingDependencyError)):
@@ -213,7 +215,7 @@ class Tracker:
         self._output = output
 
     def _begin(self, group: Group) -> None:
-        """Begin to average the rows; waits for those before, if they are not averaged yet."""
+        """Begin to average the rows; first waits for earlier averages that are under way."""
         self._finish(group)
         rows, self._rows = self._rows, []
         window = self._end_window(rows)
@@ -235,7 +237,7 @@ class Tracker:
         return window
 
     def _finish(self, group: Group) -> None:
-        """Wait for the averages that are under way, and hand them on."""
+        """Wait for the averages under way, and pass them on."""
         averaging, self._averaging = self._averaging, None
         if averaging is None:
             return
@@ -264,7 +266,7 @@ class Tracker:
 
 
 def _is_a_change(error: BaseException) -> bool:
-    """Is it an exception for which elastic.run calls the training function again?"""
+    """Return whether elastic.run calls the training function again after this exception."""
     lost = isinstance(error, HorovodInternalError) and not isinstance(error, (LocalFailureError, RanksDisagreeError))
     return lost or isinstance(error, HostsUpdatedInterrupt)
 
@@ -283,15 +285,19 @@ def track(
     csv: Path | None = None,
     every: int = 50,
 ) -> Tracker:
-    """Have rank 0 write what the script logs, averaged over all ranks, and hvdkit's own series; collective.
+    """Make rank 0 write logged values, averaged over all ranks, and hvdkit's own series; collective.
 
-    tensorboard: a folder. csv: a file; it is appended to. wandb: a project, or the arguments of wandb.init(). mlflow: a
-    tracking URI, or a mapping of uri, experiment, run_name, run_id and tags. Rank 0's count, so that they may have the
-    time in them. every: calls of log() for one allreduce.
+    tensorboard: a folder.
+    wandb: a project, or the arguments of wandb.init().
+    mlflow: a tracking URI, or a mapping of uri, experiment, run_name, run_id and tags.
+    csv: a file; it is appended to.
+    every: calls of log() per allreduce.
+
+    Rank 0's values of these arguments are used, so they may contain the time.
     Own series: hvdkit/step_ms, samples_per_s, exposed_ms, late_ms, late_rank, reduced_mb, efficiency.
-    Raises NotInitializedError before init(); on all ranks RanksDisagreeError if some leave out what others give, or
-    give another `every`; TrackError if there is nothing to write to or rank 0 cannot write, and MissingDependencyError
-    there for a package that is not installed.
+    Raises NotInitializedError before init(); on all ranks RanksDisagreeError if they give different targets or another
+    `every`; TrackError if no target is given or rank 0 cannot write, and MissingDependencyError there for a package
+    that is not installed.
     """
     current = runtime("track()")
     given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}

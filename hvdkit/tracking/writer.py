@@ -1,4 +1,4 @@
-"""What a writer is, and what it is told of how a script has ended."""
+"""The interface of a writer, and how a script has ended."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal, Protocol
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.tracking.rows import Averages
 
-#: How a script has ended; MLflow's words.
+#: How a script has ended, in MLflow's words.
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Writer(Protocol):
-    """Writes averages to one place; on one thread, but for its making.
+    """Writes averages to one target, on one thread; another thread may construct it.
 
-    name: for messages. resume: options of the argument of this name by which another process goes on in the same run.
+    name: for messages. resume: options, for the argument of this name, by which another process continues the same run.
     """
 
     name: str
@@ -25,11 +25,11 @@ class Writer(Protocol):
         """Write rows, in the order of steps. Raises whatever the library raises."""
 
     def close(self, end: End | None) -> None:
-        """Write what is held back, and end the run; None: another process goes on with it."""
+        """Write buffered rows, and end the run; None: another process continues it."""
 
 
 def end_of(error: BaseException | None) -> End:
-    """How a script has ended that was left with this exception."""
+    """Return how a script has ended that raised this exception."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return "FINISHED"
     if isinstance(error, SystemExit) and isinstance(error.code, int):

@@ -1,4 +1,4 @@
-"""The thread of rank 0 that writes, so that no step waits for a disk or a server."""
+"""The thread of rank 0 that writes, so that steps do not wait for a disk or a server."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from hvdkit.log import logger
 from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.writer import End, Writer
 
-#: Windows that wait for a place that does not answer; a server may hang for hours.
+#: Number of windows that may wait for a target that does not answer; a server may hang for hours.
 MOST_WAITING = 10_000
 
 
 class WritingThread:
-    """Hands rows to the writers, in order. A writer that fails is reported, and not called again.
+    """Passes rows to the writers, in order. A writer that fails is reported, and not called again.
 
-    While MOST_WAITING windows wait, further ones are dropped; the first is reported.
+    While MOST_WAITING windows wait, new windows are dropped; the first drop is reported.
     """
 
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = list(writers)
         self._end: End | None = None
         self._drops = self._closing = False
-        self._called = ""  # the writer that is called, or was called last
+        self._called = ""  # name of the writer that is called, or was called last
         self._rows: queue.SimpleQueue[Sequence[Averages] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hvdkit-track", daemon=True)
         self._thread.start()
 
     def put(self, rows: Sequence[Averages]) -> None:
-        """Have rows written; returns at once."""
+        """Queue rows for writing; returns at once."""
         if self._rows.qsize() < MOST_WAITING:
             self._drops = False
             self._rows.put(rows)
@@ -42,13 +42,13 @@ class WritingThread:
             )
 
     def begin_close(self, end: End | None) -> None:
-        """See close(), which waits for it; does nothing if it was called before."""
+        """Begin close(), which waits for the end; repeated calls do nothing."""
         if not self._closing:
             self._closing, self._end = True, end
             self._rows.put(None)
 
     def close(self, end: End | None, timeout_s: float) -> None:
-        """Write all, and close the writers; returns after timeout_s if a place does not answer, with a warning.
+        """Write all rows, and close the writers; after timeout_s, returns with a warning if a target does not answer.
 
         end: see Writer.close().
         """
@@ -69,7 +69,7 @@ class WritingThread:
 
 
 def _write(writer: Writer, rows: Sequence[Averages]) -> bool:
-    """Write, or report why that cannot be done."""
+    """Write, or report the error; returns whether it succeeded."""
     try:
         writer.write(rows)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""An end of training on which all ranks agree."""
+"""EarlyStopping that ends training on all ranks after the same epoch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvdkit.keras.state import allgather_object
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras's own, with the same arguments; every rank sees the same value, so all of them stop after the same epoch.
+    """Keras's callback, with the same arguments; all ranks see the same value, so they stop after the same epoch.
 
-    The value is the mean over ranks of what they monitor. After MetricAverageCallback that is the exact one already;
-    without it, that of unequal shards is not weighted. A rank that another callback has told to stop stops all.
+    The value is the mean of the ranks' monitored values. After MetricAverageCallback each of these is already exact;
+    without it, unequal shards are not weighted. If another callback stops one rank, all ranks stop.
     """
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

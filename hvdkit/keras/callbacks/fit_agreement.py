@@ -1,8 +1,8 @@
 """fit() on many ranks: all stop after the same batch, and callbacks that monitor a metric see the same value.
 
-Keras reads model.stop_training at the end of each batch and of each epoch. A rank that stopped alone would leave the
-others waiting in their next step, so the ranks agree right before: at the begin and the end of each epoch, and after
-each batch if a callback of any rank may stop training there. A stop that comes from elsewhere takes effect at the end
+Keras reads model.stop_training at the end of each batch and of each epoch. If one rank stopped alone, the others would
+wait in their next step. So the ranks agree right before: at the beginning and the end of each epoch, and after
+each batch if a callback of any rank may stop training there. A stop from elsewhere takes effect at the end
 of the epoch.
 """
 
@@ -35,10 +35,12 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 
 
 class FitAgreement:
-    """What the ranks agree on in one call of fit().
+    """The agreements of the ranks in one call of fit().
 
-    callbacks: the CallbackList's own list. process_set: the ranks that train together, more than one. every: agree
-    after so many batches, where a callback may stop training in one; 0: only at the ends of epochs.
+    callbacks: the CallbackList's own list.
+    process_set: the ranks that train together, more than one.
+    every: number of batches between agreements, if a callback may stop training in a batch; 0: only at the ends of
+    epochs.
     """
 
     def __init__(self, callbacks: list[Any], model: keras.Model, process_set: ProcessSet, every: int) -> None:
@@ -46,8 +48,8 @@ class FitAgreement:
         self._group = process_set.group("fit()")
         self._size, self._rank = self._group.size, self._group.transport.rank
         self._epoch = self._batches = 0
-        self._in_batches = False  # may a callback of any rank stop in a batch?
-        self._asked = False  # does this rank wish to stop, and has not agreed with the others yet?
+        self._in_batches = False  # whether a callback of any rank may stop in a batch
+        self._asked = False  # whether this rank wants to stop, and has not agreed with the others yet
         self._agreed = False
         self._warned = False
         _put_in_order(callbacks, first=self._rank == 0)
@@ -55,10 +57,10 @@ class FitAgreement:
             _silence(callbacks)
 
     def begin(self, steps: int | None) -> bool:
-        """Can the ranks meet at the ends of epochs, and is there a reason to? Collective.
+        """Return whether the ranks can agree at the ends of epochs, and have a reason to; collective.
 
-        steps: of an epoch on this rank; None: not known. Raises RanksDisagreeError if ranks have different numbers, as
-        they would wait for each other in different places.
+        steps: of an epoch on this rank; None: unknown. Raises RanksDisagreeError if the numbers differ between ranks,
+        as these would wait for each other at different points.
         """
         everyone = self._gather((steps, any(map(_may_stop, self._callbacks))))
         counts = [count for count, _ in everyone]
@@ -74,7 +76,7 @@ class FitAgreement:
         return known or any(may_stop for _, may_stop in everyone)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Agree on a stop that a callback asked for before the first batch, and on when to agree; collective."""
+        """Agree on a stop that a callback requested before the first batch, and on when to agree; collective."""
         self._epoch, self._batches, self._agreed = epoch, 0, False
         may_stop = self._every > 0 and any(map(_may_stop_in_batch, self._callbacks))
         everyone = self._gather((bool(self._model.stop_training), may_stop))
@@ -82,7 +84,7 @@ class FitAgreement:
         self._stop([rank for rank, (stop, _) in enumerate(everyone) if stop], "before")
 
     def end_batch(self, batch: int) -> None:
-        """Agree after a batch, if that is due; collective then."""
+        """Agree after a batch if that is due; collective then."""
         before, self._batches = self._batches, batch + 1
         if self._agreed:
             return
@@ -112,7 +114,7 @@ class FitAgreement:
         return allgather_object(told, process_set=self._process_set)
 
     def _stop(self, asked: list[int], when: str) -> None:
-        """Stop all ranks if any has asked. when: before the number of the epoch, for the log."""
+        """Stop all ranks if any has requested it. when: precedes the number of the epoch in the log."""
         if not asked:
             return
         self._agreed, self._asked, self._model.stop_training = True, False, True
@@ -125,7 +127,7 @@ class FitAgreement:
             )
 
     def _monitored(self, logs: Any) -> dict[str, float]:
-        """By callback and metric, the values of this rank alone that callbacks act on."""
+        """Return the values of this rank alone on which callbacks act, by callback and metric."""
         if any(isinstance(callback, MetricAverageCallback) for callback in self._callbacks):
             return {}
         return {
@@ -138,31 +140,31 @@ class FitAgreement:
 
 
 def _may_stop_in_batch(callback: Any) -> bool:
-    """Does it run code in a batch that may set stop_training? That of hvdkit and of Keras does not, but for one."""
+    """Return whether it runs code in a batch that may set stop_training; hvdkit's and Keras's do not, except one."""
     return isinstance(callback, keras.callbacks.TerminateOnNaN) or _has_own(callback, _BATCH_HOOKS)
 
 
 def _may_stop(callback: Any) -> bool:
-    """Does it run code of any hook that may set stop_training?"""
+    """Return whether it runs code of any hook that may set stop_training."""
     stops = isinstance(callback, (keras.callbacks.TerminateOnNaN, keras.callbacks.EarlyStopping))
     return stops or _has_own(callback, [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")])
 
 
 def _has_own(callback: Any, hooks: Iterable[str]) -> bool:
-    """Is one of its hooks neither of Keras nor of hvdkit?"""
+    """Return whether one of its hooks is neither Keras's nor hvdkit's."""
     modules = (getattr(getattr(callback, name), "__module__", None) or "" for name in hooks)
     return any(module.partition(".")[0] not in ("keras", "hvdkit") for module in modules)
 
 
 def _monitors(callback: Any) -> bool:
-    """Does it stop or change the training, or choose a checkpoint, by a metric?"""
+    """Return whether it stops or changes the training, or chooses a checkpoint, by a metric."""
     kinds = keras.callbacks
     best = isinstance(callback, kinds.ModelCheckpoint) and callback.save_best_only
     return best or isinstance(callback, (kinds.EarlyStopping, kinds.ReduceLROnPlateau))
 
 
 def _put_in_order(callbacks: list[Any], *, first: bool) -> None:
-    """Move callbacks that monitor a metric behind the one that averages it. first: is this rank 0, which logs it?"""
+    """Move callbacks that monitor a metric behind the one that averages it. first: this is rank 0, which logs."""
     at = next((i for i, callback in enumerate(callbacks) if isinstance(callback, MetricAverageCallback)), 0)
     early = [callback for callback in callbacks[:at] if _monitors(callback)]
     if not early:
@@ -183,7 +185,7 @@ def _silence(callbacks: list[Any]) -> None:
 
 
 def _warn_of_own_values(everyone: list[dict[str, float]]) -> bool:
-    """Warn where a callback acts on a metric that differs between ranks. everyone: of each rank, what it monitors."""
+    """Warn if a callback acts on a metric that differs between ranks. everyone: each rank's monitored values."""
     for name in everyone[0]:
         values = [values[name] for values in everyone if name in values]
         if not np.array_equal(values, values[:1] * len(values), equal_nan=True):
@@ -200,7 +202,7 @@ def _warn_of_own_values(everyone: list[dict[str, float]]) -> bool:
 
 
 def _open(callbacks: Any) -> FitAgreement | None:
-    """The agreement for a CallbackList; None where its ranks need none."""
+    """Make the agreement for a CallbackList; None if its ranks need none."""
     model = getattr(callbacks, "_model", None)
     sync = _find_sync(model)
     if sync is None and not any(isinstance(callback, MetricAverageCallback) for callback in callbacks.callbacks):
@@ -208,7 +210,7 @@ def _open(callbacks: Any) -> FitAgreement | None:
     process_set = global_process_set if sync is None else sync.process_set
     if not is_initialized() or not process_set.included() or process_set.size() == 1:
         return None
-    if sync is None:  # the script's own train_step(), perhaps with hvdkit's tape, whose steps nobody has to take alike
+    if sync is None:  # the script's own train_step(), perhaps with hvdkit's tape; ranks may step differently
         return FitAgreement(callbacks.callbacks, model, process_set, 0)
     strategy = sync.strategy
     if process_set.group("fit()").transport.rank == 0:
@@ -223,7 +225,7 @@ def _open(callbacks: Any) -> FitAgreement | None:
 
 
 def _find_sync(model: Any) -> GradientSync | None:
-    """What drives the strategy of the model's optimizer, also of one that is another attribute than `optimizer`."""
+    """Return the GradientSync of the model's optimizer, which may be another attribute than `optimizer`."""
     for value in (getattr(model, "optimizer", None), *getattr(model, "__dict__", {}).values()):
         inner = getattr(value, "inner_optimizer", value) if isinstance(value, keras.optimizers.Optimizer) else None
         if isinstance(inner, Distributed):

@@ -16,9 +16,10 @@ from hvdkit.training.schedules import warmup_multiplier
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to initial_lr * multiplier(epoch) from start_epoch to end_epoch.
 
-    initial_lr: the learning rate for all ranks, already scaled. multiplier: a function of the epoch, or a number m for
-    m ** epoch.
-    start_epoch: the first epoch that it changes. end_epoch: the first epoch that it no longer changes; None: no end.
+    initial_lr: the learning rate for all ranks, already scaled.
+    multiplier: a function of the epoch, or a number m for m ** epoch.
+    start_epoch: the first epoch that it changes.
+    end_epoch: the first epoch that it no longer changes; None: no end.
     staircase: True: set the rate once per epoch. False: before each batch, with a fractional epoch; on JAX this copies
     the training state out of the compiled step for every batch.
     momentum_correction: scale the momentum of SGD and RMSprop with the learning rate (Goyal et al., 2017,
@@ -51,7 +52,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many steps an epoch has; ValueError if nobody knows."""
+        """Determine the number of steps in an epoch; ValueError if it is unknown."""
         if self.staircase or self.steps_per_epoch:
             return
         self.steps_per_epoch = self.params.get("steps")
@@ -62,7 +63,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keep the number of the epoch."""
+        """Store the number of the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -84,7 +85,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 momentum.assign(momentum * (rate / before))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the learning rate in the logs, as `lr`."""
+        """Write the learning rate into the logs, as `lr`."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -92,9 +93,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Increase the learning rate from initial_lr / size to initial_lr over the first epochs, with every batch.
 
-    Goyal et al., 2017, arXiv:1706.02677, section 2.2. initial_lr: the learning rate for all ranks, usually scaled by
-    their number. momentum_correction, steps_per_epoch: as for LearningRateScheduleCallback. verbose: 1: rank 0 prints a
-    line at the end of the warm-up.
+    Goyal et al., 2017, arXiv:1706.02677, section 2.2.
+
+    initial_lr: the learning rate for all ranks, usually scaled by their number.
+    warmup_epochs: number of epochs of the increase.
+    momentum_correction: as for LearningRateScheduleCallback.
+    steps_per_epoch: as for LearningRateScheduleCallback.
+    verbose: 1: rank 0 prints a line at the end of the warm-up.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         size = engine.runtime("LearningRateWarmupCallback").world.size
 
         def multiplier(epoch: float) -> float:
-            # The last batch of an epoch gets the rate of the epoch's end: round numbers in logs and plots.
+            # The last batch of an epoch gets the rate of the epoch's end, for round numbers in logs and plots.
             reached = epoch + 1 / (self.steps_per_epoch or 1)
             return warmup_multiplier(reached, factor=size, warmup_epochs=warmup_epochs)
 
@@ -123,7 +128,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the end of the warm-up."""
+        """Print the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         first = engine.runtime("LearningRateWarmupCallback").world.rank == 0
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and first:

@@ -1,4 +1,4 @@
-"""Metrics of an epoch over all ranks' samples."""
+"""MetricAverageCallback: metrics of an epoch over all ranks' samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     The result is exact for unequal shards and for metrics that are not means; see average_metrics(). Put it before
     callbacks that use metrics (ReduceLROnPlateau, TensorBoard, ModelCheckpoint, EarlyStopping), so that these act alike
-    on every rank. Before it asks the other ranks it calls finish() of an optimizer that has it.
+    on every rank. Before its collective it calls finish() of an optimizer that has that method.
 
     device: accepted as in Horovod, and ignored. process_set: the ranks to average over.
     """
@@ -30,11 +30,11 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._in_epoch = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch's metrics begin anew."""
+        """Begin the metrics of an epoch."""
         self._training, self._testing, self._in_epoch = None, {}, True
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Keep the metrics of training: validation uses the same objects for its own."""
+        """Save the metrics of training: validation uses the same objects."""
         if self._in_epoch and self._training is None:
             finish_steps(self.model)
             self._training = average_metrics(self.model, process_set=self.process_set)
@@ -46,7 +46,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs.update({name: value for name, value in self._testing.items() if name in logs})
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the averages into the logs."""
+        """Write the averages into the logs."""
         self._in_epoch = False
         finish_steps(self.model)
         if logs is None:

@@ -1,4 +1,4 @@
-"""Callbacks that write files: on rank 0 alone, without `if hvd.rank() == 0` around them."""
+"""Callbacks that write files on rank 0 only, without `if hvd.rank() == 0` around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _first() -> bool:
 
 
 class _RankZero:
-    """Mixed in before a callback: on other ranks than 0 Keras calls nothing of it but set_params and set_model."""
+    """Mixin before a callback: on ranks other than 0 Keras calls only its set_params and set_model."""
 
 
 def _hook(name: str) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def on_rank_zero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback
 
 
 class ModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
-    """Keras's own, with the same arguments, writing on rank 0 alone."""
+    """Keras's callback, with the same arguments; it writes on rank 0 only."""
 
 
 class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
@@ -72,7 +72,7 @@ class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """ValueError if there is no filepath yet, on every rank."""
+        """Raise ValueError on every rank if no filepath is set."""
         if self.filepath is None:
             raise ValueError(
                 "BestModelCheckpoint: filepath is not set. Pass it to BestModelCheckpoint(), or assign it before fit()."
@@ -81,10 +81,10 @@ class BestModelCheckpoint(_RankZero, keras.callbacks.ModelCheckpoint):
 
 
 class TensorBoard(_RankZero, keras.callbacks.TensorBoard):
-    """Keras's own, with the same arguments, writing on rank 0 alone."""
+    """Keras's callback, with the same arguments; it writes on rank 0 only."""
 
     def set_model(self, model: keras.Model) -> None:
-        """Keras's own, which makes the folders."""
+        """Call Keras's method, which creates the folders."""
         if _first():
             super().set_model(model)
         else:
@@ -92,4 +92,4 @@ class TensorBoard(_RankZero, keras.callbacks.TensorBoard):
 
 
 class CSVLogger(_RankZero, keras.callbacks.CSVLogger):
-    """Keras's own, with the same arguments, writing on rank 0 alone."""
+    """Keras's callback, with the same arguments; it writes on rank 0 only."""

@@ -1,4 +1,4 @@
-"""What belongs to the start of a training on many ranks."""
+"""BroadcastGlobalVariablesCallback: the start of a training on many ranks."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.broadcast_done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Leave this variable to each rank, as one of local_variables."""
+        """Exclude this variable from the broadcast, as one of local_variables."""
         self._local.append(var)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Keras's own; fit() gives one dict to all callbacks, the progress bar last."""
+        """Store the parameters; fit() passes one dict to all callbacks, to the progress bar last."""
         if params and params.get("verbose") and engine.runtime("fit()").world.rank != 0:
             params["verbose"] = 0
         super().set_params(params)
 
     def set_model(self, model: keras.Model) -> None:
-        """Keras's own."""
+        """Store the model, and prepare fit() for several ranks."""
         super().set_model(model)
         if keras.backend.backend() == "tensorflow" and model.jit_compile:
             model.jit_compile = False
@@ -66,25 +66,25 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._check, self._steps_done = FitCheck(self.model), 0
         if self.model.built:
             optimizer = getattr(self.model, "optimizer", None)
-            if optimizer is not None and not optimizer.built:  # on TensorFlow that comes with the first batch as well
+            if optimizer is not None and not optimizer.built:  # on TensorFlow the first batch builds it too
                 optimizer.build(self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Broadcast after the first batch, if that is needed."""
+        """Broadcast after the first batch if necessary."""
         if batch > 0 and not self.broadcast_done:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Check that all ranks' variables are equal, if that is due."""
-        # One call for several steps with steps_per_execution; the next epoch counts from 0 again.
+        """Check that all ranks' variables are equal, if a check is due."""
+        # With steps_per_execution one call covers several steps; the next epoch counts from 0 again.
         steps = batch + 1 - self._steps_done if batch >= self._steps_done else batch + 1
         self._steps_done = batch + 1
         if self.broadcast_done:
             self._check.stepped(self, steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Broadcast at the end of an epoch of one batch."""
+        """Broadcast at the end of a one-batch epoch."""
         if not self.broadcast_done:
             self._broadcast()
 

@@ -1,4 +1,4 @@
-"""The metrics of fit(), and hvdkit's own series, in CSV files, TensorBoard, Weights & Biases or MLflow."""
+"""TrackCallback: metrics of fit(), and hvdkit's own series, in CSV files, TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hvdkit.tracking.tracker import Tracker, track
 class TrackCallback(MetricAverageCallback):
     """Write the metrics of each epoch over the samples of all ranks, and hvdkit's own series, from rank 0.
 
-    The step of what is written is the epoch, so hvdkit/step_ms is that of an epoch with its validation. It averages as
+    The step of a value is the epoch, so hvdkit/step_ms is the time of an epoch with its validation. It averages as
     MetricAverageCallback does, which is then not needed. Put it after callbacks that write into the logs.
 
-    tensorboard, wandb, mlflow, csv: as for hvd.track(), which the beginning of fit() calls.
+    tensorboard, wandb, mlflow, csv: as for hvd.track(), which is called at the beginning of fit().
     process_set: the ranks to average over; the own series are those of all ranks.
     """
 
@@ -34,17 +34,17 @@ class TrackCallback(MetricAverageCallback):
         super().__init__(process_set=process_set)
         self._places = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
         self._tracker: Tracker | None = None
-        self._started = False  # the first window of hvdkit's own series
+        self._started = False  # whether the first window of hvdkit's own series has begun
         self._samples: float | None = None  # of the epoch's training, on this rank
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Open the places; those of a fit() that an exception has ended are closed."""
+        """Open the targets, and close those of a fit() that an exception has ended."""
         if self._tracker is not None:
             self._tracker.abandon()
         self._tracker, self._started = track(**self._places, every=1), False  # type: ignore[arg-type]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See MetricAverageCallback; the first epoch is that of fit(initial_epoch=)."""
+        """See MetricAverageCallback. The first epoch is that of fit(initial_epoch=)."""
         super().on_epoch_begin(epoch, logs)
         self._samples = None
         if self._tracker is not None and not self._started:
@@ -52,13 +52,13 @@ class TrackCallback(MetricAverageCallback):
             self._started = True
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """See MetricAverageCallback; validation uses the same objects to count samples."""
+        """See MetricAverageCallback. Validation uses the same objects to count samples."""
         super().on_test_begin(logs)
         if self._in_epoch and self._samples is None:
             self._samples = count_samples(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average, and write."""
+        """Average the metrics, and write them."""
         super().on_epoch_end(epoch, logs)
         if self._tracker is not None and logs is not None:
             numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
@@ -66,7 +66,7 @@ class TrackCallback(MetricAverageCallback):
             self._tracker.log(numbers, step=epoch, samples=samples)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Write what is left."""
+        """Write the remaining values."""
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None

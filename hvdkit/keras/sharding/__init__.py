@@ -1,1 +1,1 @@
-"""Optimizers of Keras whose state is divided among the ranks."""
+"""Sharded optimizer state (ZeRO) for Keras: divided among the ranks."""

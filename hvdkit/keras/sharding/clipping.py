@@ -1,4 +1,4 @@
-"""Clipping of gradients of which each rank has pieces: norms are summed over the ranks."""
+"""Clipping of sharded gradients: norms are summed over the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ Sum = Callable[[Any], Any]
 def clip_by_norms(gradients: Sequence[Any], tensors: Sequence[int], count: int, limit: float, add: Sum) -> list[Any]:
     """Clip by the norm of each tensor, as Keras does with clipnorm; collective.
 
-    tensors: of which tensor each gradient is a piece, out of `count`; a negative number for none.
+    gradients: this rank's slices.
+    tensors: the tensor of each slice, from 0 to count - 1; a negative number for none.
+    count: number of tensors.
+    limit: largest norm.
+    add: sums over the ranks.
     """
     squares: list[Any] = [ops.zeros((), "float32") for _ in range(count)]
     for gradient, tensor in zip(gradients, tensors, strict=True):
@@ -32,7 +36,7 @@ def clip_by_global_norm(gradients: Sequence[Any], limit: float, add: Sum) -> lis
     """Clip by the norm of all gradients together, as Keras does with global_clipnorm; collective."""
     square = sum((_square(gradient) for gradient in gradients), ops.zeros((), "float32"))
     norm = ops.sqrt(add(ops.reshape(square, (1,))))[0]
-    scale = limit * ops.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)  # not a number for an infinite norm
+    scale = limit * ops.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)  # nan for an infinite norm
     return [gradient * ops.cast(scale, gradient.dtype) for gradient in gradients]
 
 

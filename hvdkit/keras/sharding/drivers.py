@@ -1,4 +1,4 @@
-"""What differs between the backends of Keras where the state of an optimizer is divided."""
+"""ShardDriver, the interface to a backend of Keras for sharded optimizer state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Sum = Callable[[Array], None]
 
 
 class ShardDriver(Protocol):
-    """Reduces gradients to pieces, and gathers variables, inside of a compiled step as well as outside.
+    """Reduces gradients to slices, and gathers variables, inside of a compiled step as well as outside.
 
-    tensors, variables: what is trained, in the same order. early: reduce gradients while the rest of backward runs,
-    where the backend allows, so that all of them never exist together. Opened by all ranks together.
+    tensors, variables: of the training, in the same order. early: reduce gradients while the rest of backward runs,
+    if the backend allows, so that they never exist all at once. All ranks construct it together.
     """
 
     arrays: ShardedArrays
@@ -40,34 +40,34 @@ class ShardDriver(Protocol):
     ) -> None: ...
 
     def make_piece(self, piece: Piece, name: str) -> Any:
-        """A variable (count,) of this name for a piece of the rank's; refresh() gives it its value."""
+        """Make a variable (count,) of this name for one of the rank's slices; refresh() sets its value."""
 
     def refresh(self, pieces: Sequence[Any]) -> None:
-        """Give the variables of the pieces the values that the trained variables have there."""
+        """Copy the trained variables' values to the variables of the slices."""
 
     @property
     def sent(self) -> Collection[int]:
-        """The tensors whose gradients backward has handed over for the next scatter(): there they are None."""
+        """Tensors whose gradients backward has passed on for the next scatter(), which gets None for them."""
         return ()
 
     def before_backward(self) -> None:
-        """The next gradients of the variables are those that scatter() is called for; not every loop says so."""
+        """Prepare for the gradients of the next scatter(); not every training loop calls this."""
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients of the pieces (count,), of all ranks; None where no rank has one. Collective.
+        """Return the reduced gradients of the slices (count,); None if no rank has a gradient. Collective.
 
-        Raises ValueError where no rank has any.
+        Raises ValueError if no rank has any gradient.
         """
 
     def gather(self, pieces: Sequence[Any], due: Any) -> None:
-        """Give the trained variables the values of all ranks' pieces, if due; collective. due: as StrategyDriver's."""
+        """Set the trained variables to all ranks' slices, if due; collective. due: see StrategyDriver."""
 
     def close(self) -> None:
         """Free the buckets; collective."""
         self.arrays.close()
 
     def sum(self, numbers: Any) -> Any:
-        """The sum of a (n,) float32 tensor over the ranks; collective."""
+        """Return the sum of a (n,) float32 tensor over the ranks; collective."""
 
 
 _DRIVERS = {
@@ -78,7 +78,7 @@ _DRIVERS = {
 
 
 def driver_kind() -> type[ShardDriver]:
-    """The class for the backend that Keras runs on."""
+    """Return the driver's class for Keras's backend."""
     module, _, kind = _DRIVERS[keras.backend.backend()].partition(":")
     found: type[ShardDriver] = getattr(importlib.import_module(module), kind)
     return found

@@ -1,4 +1,4 @@
-"""Does an optimizer of Keras treat every element by itself? Only then may it step on pieces of variables."""
+"""Check that an optimizer updates each element independently, so that it may step on slices of variables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from hvdkit.transport.buffer import Array
 
-#: Known by their definitions: every element is treated by itself, with numbers that all elements share.
+#: Known by their definitions: each element is updated independently, with numbers that all elements share.
 _KNOWN = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion", "Ftrl")
-_OF_TORCH = "keras.src.backend.torch.optimizers."  # the same, for all variables at once
+_OF_TORCH = "keras.src.backend.torch.optimizers."  # the same optimizers, for all variables at once
 
 _SHAPE, _STEPS = (4, 6), 3
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise ValueError for an optimizer whose state cannot be divided, or is there already.
+    """Raise ValueError for an optimizer whose state cannot be divided, or exists already.
 
-    One that is not known is tried: three steps on a small matrix, and on its elements as two vectors.
+    An unknown optimizer is tested: three steps on a small matrix, and on its elements as two vectors.
     """
     kind = type(optimizer)
     name = kind.__name__
@@ -35,7 +35,7 @@ def check_optimizer(optimizer: Any) -> None:
         return
     try:
         differs = _differs(optimizer)
-    except Exception as error:  # of whatever kind: it is another class's code
+    except Exception as error:  # of any kind: it is another library's code
         why = f"it cannot step on a piece of a variable ({type(error).__name__}: {error})"
     else:
         if not differs:
@@ -48,9 +48,9 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_slots(made: Sequence[Any], optimizer: Any, mark: str) -> None:
-    """Raise ValueError for a state that is neither a number nor made for a variable.
+    """Raise ValueError for a state variable that is neither a number nor belongs to a variable.
 
-    made: the variables of the state. mark: an attribute of those that were made for a variable.
+    made: the variables of the state. mark: an attribute of state variables that were made for a variable.
     """
     for variable in made:
         if tuple(variable.shape) and not getattr(variable, mark, False):
@@ -76,15 +76,15 @@ def _differs(optimizer: Any) -> bool:
 
 
 def _run(optimizer: Any, start: Array, gradients: Sequence[Array], *, value_when_built: Array) -> Array:
-    """The values after steps of an optimizer of the same class and options.
+    """Return the values after steps of an optimizer of the same class and options.
 
-    Without clipping of norms, which ShardedOptimizer does, and accumulation, in which the steps might change nothing.
+    Omits clipping of norms, which ShardedOptimizer does, and accumulation, with which the steps might change nothing.
     """
     config = optimizer.get_config()
     left_out = ("clipnorm", "global_clipnorm", "gradient_accumulation_steps")
     config.update({name: None for name in left_out if name in config})
     if isinstance(config.get("learning_rate"), float):
-        config["learning_rate"] = 0.1  # in a warm-up it may be 0
+        config["learning_rate"] = 0.1  # a warm-up may begin with 0
     trial = type(optimizer).from_config(config)
     variable = keras.Variable(value_when_built, name="trial")
     trial.build([variable])

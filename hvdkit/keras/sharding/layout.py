@@ -1,4 +1,4 @@
-"""The variables of an optimizer that was built on pieces, in the order that they have in the plain optimizer."""
+"""Mapping from the variables of an optimizer built on slices to the order of the plain optimizer's variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class SlotGroup:
-    """Slots that an optimizer makes variable by variable. slots: of each a list with a variable for each piece."""
+    """Slots that an optimizer makes variable by variable. slots: each a list with one variable per slice."""
 
     name: str
     slots: list[list[Any]] = field(default_factory=list)
@@ -17,9 +17,9 @@ class SlotGroup:
 
 @dataclass(frozen=True)
 class Entry:
-    """One variable of the plain optimizer: a shared one, or the slot of a tensor.
+    """One variable of the plain optimizer: a shared variable, or the slot of a tensor.
 
-    variable: the shared one, such as the number of steps. slot: a variable for each piece of the rank's. tensor: index.
+    variable: shared, such as the number of steps. slot: one variable per slice of the rank. tensor: its index.
     """
 
     variable: Any = None
@@ -28,27 +28,27 @@ class Entry:
 
 
 class SlotLayout:
-    """Recorded while the optimizer is built."""
+    """The layout of slots, recorded while the optimizer is built."""
 
     def __init__(self) -> None:
         self.groups: list[SlotGroup] = []
 
     def add_group(self, slots: Sequence[Sequence[Any]]) -> None:
-        """Slots that were made by one call of add_optimizer_variables()."""
+        """Record slots that one call of add_optimizer_variables() has made."""
         self.groups.append(SlotGroup("", [list(slot) for slot in slots]))
 
     def add(self, name: str, variable: Any) -> None:
-        """A slot's variable for one piece, made by itself: one slot after the other."""
+        """Record a slot's single variable for one slice; the slots come one after the other."""
         if not self.groups or self.groups[-1].name != name:
             self.groups.append(SlotGroup(name, [[]]))
         self.groups[-1].slots[0].append(variable)
 
     def slots(self) -> list[list[Any]]:
-        """All slots, as in SlotGroup."""
+        """Return all slots, as in SlotGroup."""
         return [slot for group in self.groups for slot in group.slots]
 
     def entries(self, variables: Sequence[Any], tensors: int) -> Iterator[Entry]:
-        """The plain optimizer's variables. variables: those of this optimizer; tensors: how many it trains."""
+        """Yield the plain optimizer's variables. variables: this optimizer's. tensors: number of trained ones."""
         group_of = {id(variable): group for group in self.groups for slot in group.slots for variable in slot}
         written = set()
         for variable in variables:

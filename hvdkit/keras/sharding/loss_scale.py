@@ -13,9 +13,9 @@ from hvdkit.keras.sharding.state import Parts
 
 
 class ShardedLossScale:
-    """Mixed in before LossScaleOptimizer, around a ShardedOptimizer: all ranks skip the same steps.
+    """Mixin of a LossScaleOptimizer around a ShardedOptimizer: all ranks skip the same steps.
 
-    Scaled gradients are reduce-scattered first; each rank looks at its pieces, and unscales them.
+    Scaled gradients are reduce-scattered first; each rank checks and unscales its slices.
     """
 
     def scale_loss(self, loss: Any) -> Any:
@@ -24,7 +24,7 @@ class ShardedLossScale:
         return super().scale_loss(loss)  # type: ignore[misc]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """The optimizer's own, on the pieces of gradients of all ranks."""
+        """Apply this rank's slices of the reduced gradients."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             build_if_needed(self, trainable_variables)
@@ -37,7 +37,7 @@ class ShardedLossScale:
             return super().apply(scattered)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """The optimizer's own, as `apply`."""
+        """Apply reduced gradients without state, as `apply` does."""
         parts = self._hvdkit_parts_of()
         scattered = self._hvdkit_inner._hvdkit_scatter(list(grads), parts.variables)
         with self._hvdkit_on_pieces(parts, parts.variables):
@@ -45,7 +45,7 @@ class ShardedLossScale:
 
     @contextmanager
     def _hvdkit_on_pieces(self, parts: Parts, variables: Sequence[Any]) -> Iterator[None]:
-        """Within, gradients are those of the pieces. variables: that they belong to."""
+        """Context in which gradients are those of the slices. variables: to which they belong."""
         own = self.__dict__["_trainable_variables"]
         self.__dict__["_trainable_variables"] = parts.pieces  # not assigned: Keras would count them as its variables
         try:
@@ -55,7 +55,7 @@ class ShardedLossScale:
             self.__dict__["_trainable_variables"] = own
 
     def check_finite(self, grads: Any) -> Any:
-        """Are the gradients of all ranks' pieces finite? Collective."""
+        """Return whether the gradients of all ranks' slices are finite; collective."""
         finite = keras.ops.cast(super().check_finite(grads), "float32")  # type: ignore[misc]
         infinite = self._hvdkit_parts_of().sync.driver.sum(keras.ops.reshape(1.0 - finite, (1,)))
         return keras.ops.equal(infinite[0], 0.0)
@@ -73,7 +73,7 @@ class ShardedLossScale:
         self._hvdkit_inner.gather_state()
 
     def save_own_variables(self, store: Any) -> None:
-        """The plain optimizer's, which are its own and then those within. See ShardedOptimizer.save_own_variables."""
+        """Save the plain optimizer's variables, the inner optimizer's last. See ShardedOptimizer.save_own_variables."""
         state: dict[str, Any] = {}
         self._hvdkit_inner.save_own_variables(state)
         own = self._variables  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Pieces of variables on the JAX backend: reduced and gathered by calls from within the compiled step."""
+"""Sharded state on the JAX backend: reduced and gathered by calls from within the compiled step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hvdkit.transport.buffer import STORAGE, Array
 
 
 class JaxShards(ShardDriver):
-    """See ShardDriver. Numbers on a GPU go through the host's memory."""
+    """See ShardDriver. Data on a GPU goes through host memory."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class JaxShards(ShardDriver):
             variable.assign(flat[piece.offset : piece.offset + piece.count])
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """See ShardDriver.scatter. Which gradients there are is part of the program, so the same on all ranks."""
+        """See ShardDriver.scatter. The program determines which gradients exist: the same on all ranks."""
         present = frozenset(index for index, gradient in enumerate(gradients) if gradient is not None)
         in_lists = self._early and works() and any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
         if (present, in_lists) not in self._scatters:
@@ -106,9 +106,9 @@ class JaxShards(ShardDriver):
 
 
 class _Scatter:
-    """Calls that reduce the gradients in `present`, a call for each list: its memory is XLA's own again afterwards.
+    """Calls that reduce the gradients in `present`, one call per list: afterwards XLA may reuse the list's memory.
 
-    lists: see Plan.divide_tensors(). A tensor is given to the calls of later lists, too, as long as it is still read.
+    lists: see Plan.divide_tensors(). A tensor is passed to calls of later lists too, as long as it is still read.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class _Scatter:
             for number in range(len(lists))
         ]
         works = [functools.partial(self._work, number) for number in range(len(lists))]
-        self._addresses: dict[int, int] = {}  # of the step's gradients
+        self._addresses: dict[int, int] = {}  # of the step's gradients, by index
         self._calls = OrderedCalls(works) if len(works) > 1 else None
         self._call = OrderedCall(works[0])
 
     def __call__(self, gradients: Mapping[int, Any], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-        """The gradients of those pieces of this rank's that are of tensors in `present`."""
+        """Return the gradients of this rank's slices of tensors in `present`."""
         arrays = [[gradients[index] for index in read] for read in self._read]
         return self._call(arrays[0], kinds) if self._calls is None else self._calls(arrays, kinds)
 

@@ -1,4 +1,4 @@
-"""Pieces of variables on the TensorFlow backend: reduced and gathered by operations of the step's graph."""
+"""Sharded state on the TensorFlow backend: reduced and gathered by operations of the step's graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hvdkit.tensorflow.tensors import array_of, as_tensor, empty_tensor, flat_st
 from hvdkit.tensorflow.tracing import call_in_graph, check_not_compiled, check_nothing_dropped, in_python
 from hvdkit.transport.buffer import Array
 
-#: Lists of gradients that are there at once, beside the one that is being sent.
+#: Number of lists whose gradients exist at once, besides the list that is being sent.
 _AHEAD = 1
 
 
@@ -65,7 +65,7 @@ class TensorflowShards(ShardDriver):
 
     @in_python
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """See ShardDriver.scatter. In a graph a gradient that only other ranks have is an error of the step."""
+        """See ShardDriver.scatter. In a graph, a gradient that only other ranks have is an error of the step."""
         check_not_compiled("DistributedOptimizer(shard=...)")
         given = [
             None if gradient is None else tf.cast(gradient, tensor.dtype)
@@ -117,7 +117,7 @@ class TensorflowShards(ShardDriver):
                 self.arrays.arrived(index, None if array is None else flat_storage(array, tensor.dtype))
 
     def _finish(self, program: object, wanted: Sequence[int]) -> tuple[frozenset[int], list[Array]]:
-        """The tensors that no rank has a gradient of, and the results of these pieces; zeros of such tensors."""
+        """Return the tensors that no rank has a gradient of, and these slices' results; zeros for such tensors."""
         with self._one_step.part(program, first=False, last=True):
             unused = frozenset(self.arrays.finish())
             for index, piece in enumerate(self.arrays.pieces):
@@ -140,7 +140,7 @@ class TensorflowShards(ShardDriver):
             find, dtypes = _finder(self), [tf.as_dtype(tensor.dtype) for tensor in self._tensors]
 
             def run() -> list[Any]:
-                # Of one dimension each: a function gets a number, not memory, of a tensor without any.
+                # One-dimensional: a function gets a scalar as a number, not as memory.
                 memory, count = [empty_tensor((tensor.count,), tensor.dtype) for tensor in self._tensors], len(values)
                 results: list[Any] = call_in_graph(
                     lambda *arrays: find()._gather(arrays[:count], arrays[count:]),
@@ -156,7 +156,7 @@ class TensorflowShards(ShardDriver):
             variable.assign(whole)
 
     def _gather(self, pieces: Sequence[Array], wholes: Sequence[Array]) -> list[Array]:
-        """Fill the arrays of the variables with all ranks' pieces."""
+        """Fill the arrays of the variables with all ranks' slices."""
         flat = [flat_storage(array, dtype) for array, dtype in zip(pieces, self._dtypes, strict=True)]
         targets = [flat_storage(array, tensor.dtype) for array, tensor in zip(wholes, self._tensors, strict=True)]
         self.arrays.gather(flat, targets)
@@ -180,7 +180,7 @@ class TensorflowShards(ShardDriver):
 
 
 def _finder(driver: TensorflowShards) -> Callable[[], TensorflowShards]:
-    """Finds the driver when a graph runs; TensorFlow keeps the function for ever, but not the driver."""
+    """Return a function that finds the driver when a graph runs; TensorFlow keeps it, but not the driver, for ever."""
     held = weakref.ref(driver)
 
     def find() -> TensorflowShards:

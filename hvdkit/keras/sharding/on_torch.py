@@ -1,4 +1,4 @@
-"""Pieces of variables on the PyTorch backend: views of the parameters' memory."""
+"""Sharded state on the PyTorch backend: slices are views of the parameters' memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hvdkit.transport.buffer import Array
 
 
 class TorchShards(ShardDriver):
-    """See ShardDriver. Numbers on a GPU go through the host's memory.
+    """See ShardDriver. Data on a GPU goes through host memory.
 
     Nothing is early: Keras' step reads all gradients from the parameters after backward.
     """
@@ -48,7 +48,7 @@ class TorchShards(ShardDriver):
         ]
         self._names = [tensor.name for tensor in tensors]
         self._planned = PlannedMetadata(list(zip(self._names, self._parameters, strict=True)))
-        #: The tensors whose gradients backward has handed over; None but between before_backward() and scatter().
+        #: Tensors whose gradients backward has passed on; None outside of before_backward() to scatter().
         self._arrived: set[int] | None = None
         if early:
             find, computed = weakref.ref(self), uncompiled(_computed)
@@ -69,9 +69,9 @@ class TorchShards(ShardDriver):
         return keras.Variable(view, dtype=_name(view), trainable=False, name=name)
 
     def refresh(self, pieces: Sequence[Any]) -> None:
-        """See ShardDriver.refresh: a parameter may have got other memory.
+        """See ShardDriver.refresh. A parameter may have new memory.
 
-        Raises ValueError for one that was converted to another dtype, shape or memory format.
+        Raises ValueError for a parameter that was converted to another dtype, shape or memory format.
         """
         self._planned.check()
         _check_contiguous(self._names, self._parameters)
@@ -86,7 +86,7 @@ class TorchShards(ShardDriver):
         return self._arrived or ()
 
     def close(self) -> None:
-        """See ShardDriver.close. Whoever holds a reference to this driver does not make it take gradients."""
+        """See ShardDriver.close. Remaining references to this driver do not make it accept gradients."""
         self._arrived = None
         self.arrays.close()
 
@@ -101,10 +101,10 @@ class TorchShards(ShardDriver):
         self.arrays.begin([as_buffer(result).array for result in self._results])
 
     def computed(self, tensor: int) -> None:
-        """Backward has computed a gradient: send and free it. Raises RuntimeError for the second one in a step."""
+        """Send and free a gradient that backward has computed. Raises RuntimeError for the second one in a step."""
         if self._arrived is None:
             return
-        arrived, self._arrived = self._arrived, None  # and so it stays where this fails
+        arrived, self._arrived = self._arrived, None  # and remains None if this fails
         if tensor in arrived:
             raise RuntimeError(
                 f'DistributedOptimizer(shard="gradients"): backward computed the gradient of {self._names[tensor]} '
@@ -118,7 +118,7 @@ class TorchShards(ShardDriver):
         self._arrived = arrived
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
-        """See ShardDriver.scatter. Raises ValueError as refresh(), and for a gradient that backward has handed over."""
+        """See ShardDriver.scatter. Raises ValueError as refresh(), and for a gradient that backward has passed on."""
         self._planned.check()
         if self._arrived is None:
             self._begin()

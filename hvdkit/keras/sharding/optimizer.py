@@ -1,4 +1,4 @@
-"""What an optimizer has, whose state is divided among the ranks, beside what every wrapped one has."""
+"""Optimizer mixin for sharded state (ZeRO-1 and ZeRO-2)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hvdkit.keras.sharding.sync import ShardSync
 
 
 class ShardedOptimizer(Distributed):
-    """Mixed in before the class of an optimizer, which is built on this rank's pieces and steps on them.
+    """Mixin of an optimizer class, which is built on this rank's slices and steps on them.
 
-    apply() reduces gradients to those of the pieces, has the own class do everything with them that it does with
-    variables, and gathers the pieces of all ranks. So does each pass of gradient_accumulation_steps but for the
-    gathering: the sum of passes is in pieces, too.
+    apply() reduces gradients to those of the slices, applies the own class's operations to these, and gathers the
+    slices of all ranks. Each pass of gradient_accumulation_steps does the same without gathering: the sum of the passes
+    is sharded, too.
     """
 
     built: bool
 
     def build(self, variables: Any) -> None:
-        """The optimizer's own, on pieces; collective. In an elastic job sync() of a KerasState does it.
+        """Build the optimizer on slices; collective. In an elastic job sync() of a KerasState does it.
 
-        There ranks may come later, which are at this line when the others train.
+        In such a job ranks may join later, and be here while the others train.
         """
         if self.built:
             return
@@ -42,9 +42,9 @@ class ShardedOptimizer(Distributed):
             self._hvdkit_divide()
 
     def _hvdkit_divide(self) -> None:
-        """Build on this rank's pieces among the ranks that there are now; collective. The state begins anew.
+        """Build on this rank's slices among the present ranks, with a new state; collective.
 
-        Does nothing where that is so already. Raises ValueError for an optimizer that build() has not been called of.
+        Does nothing if that is done already. Raises ValueError for an optimizer whose build() was not called.
         """
         variables = self.__dict__.get("_hvdkit_variables")
         if variables is None:
@@ -53,7 +53,7 @@ class ShardedOptimizer(Distributed):
             return
         sync = sync_of(self)
         assert isinstance(sync, ShardSync)
-        parts = Parts(sync, variables)  # if a rank is lost here, the optimizer stays as it was
+        parts = Parts(sync, variables)  # if a rank is lost here, the optimizer remains unchanged
         for variable in self.__dict__.pop("_hvdkit_made", ()):
             self._untrack_variable(variable)  # type: ignore[attr-defined]
         self._trainable_variables_indices.clear()  # type: ignore[attr-defined]
@@ -79,23 +79,23 @@ class ShardedOptimizer(Distributed):
         return super()._use_weight_decay(whole)  # type: ignore[misc]
 
     def add_optimizer_variables(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own."""
+        """Call the own class's method, and record the slots."""
         layout = self.__dict__["_hvdkit_parts"].layout
         groups = len(layout.groups)
         made = super().add_optimizer_variables(*args, **kwargs)  # type: ignore[misc]
-        del layout.groups[groups:]  # what add_variable_from_reference() has noted
+        del layout.groups[groups:]  # recorded by add_variable_from_reference()
         layout.add_group(made if isinstance(made, tuple) else (made,))
         return made
 
     def add_variable_from_reference(self, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own."""
+        """Call the own class's method, and record the slot."""
         made = super().add_variable_from_reference(reference_variable, name, *args, **kwargs)  # type: ignore[misc]
         setattr(made, IS_PIECE, True)
         self.__dict__["_hvdkit_parts"].layout.add(name, made)
         return made
 
     def scale_loss(self, loss: Any) -> Any:
-        """The optimizer's own. With shard="gradients" backward follows, which on PyTorch sends gradients."""
+        """Scale the loss. With shard="gradients" the following backward sends gradients on PyTorch."""
         self._hvdkit_before_backward()
         return super().scale_loss(loss)  # type: ignore[misc]
 
@@ -104,7 +104,7 @@ class ShardedOptimizer(Distributed):
             self._hvdkit_parts_of().sync.driver.before_backward()
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """The optimizer's own, on the pieces of gradients of all ranks; then variables are those of all ranks."""
+        """Apply slices of the reduced gradients, then gather the variables from all ranks."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             build_if_needed(self, trainable_variables)
@@ -123,7 +123,7 @@ class ShardedOptimizer(Distributed):
         own = parts.pieces[:-1]
         driver.refresh(own)
         super(Distributed, self).apply(gradients, list(parts.pieces))  # type: ignore[misc]
-        # Keras counts a step as its last deed, and overwrites variables with their averages within windows, too.
+        # Keras increments the step count last, and overwrites variables with their averages within windows, too.
         always = not passes or self.ema_overwrite_frequency  # type: ignore[attr-defined]
         driver.gather(own, True if always else self._iterations % passes == 0)  # type: ignore[attr-defined]
         for variable in variables:
@@ -132,7 +132,7 @@ class ShardedOptimizer(Distributed):
         return None
 
     def _hvdkit_scatter(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients of the pieces, of all ranks, for apply() within parts.reduced_of(variables); collective."""
+        """Return the reduced gradients of the slices, for apply() within parts.reduced_of(variables); collective."""
         parts = self._hvdkit_parts_of()
         driver, present = parts.sync.driver, _by_variable(parts, gradients, variables)
         left_out = set(driver.sent).difference(parts.index_of[id(variable)] for variable in variables)
@@ -151,7 +151,7 @@ class ShardedOptimizer(Distributed):
         return parts
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """The optimizer's own, as `apply`."""
+        """Apply reduced gradients without state, as `apply` does."""
         parts, variables = self._hvdkit_parts_of(), self.variables  # type: ignore[attr-defined]
         mapping = [
             *zip(parts.variables, trainable_variables, strict=True),
@@ -178,9 +178,9 @@ class ShardedOptimizer(Distributed):
         return super(Distributed, self)._clip_gradients(grads)  # type: ignore[misc]
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """The optimizer's own: with use_ema, give the variables their averages; collective.
+        """Set the variables to their averages, with use_ema, as the own class does; collective.
 
-        Raises ValueError for other variables than the optimizer was built on.
+        Raises ValueError for variables other than those on which the optimizer was built.
         """
         if not self.use_ema:  # type: ignore[attr-defined]
             return
@@ -193,9 +193,9 @@ class ShardedOptimizer(Distributed):
         parts.sync.driver.gather(self._model_variables_moving_average[:-1], True)  # type: ignore[attr-defined]
 
     def gather_state(self) -> None:
-        """Make the state whole, in host memory of this rank, so that it can be saved until the next step; collective.
+        """Gather the whole state in this rank's host memory, so that it can be saved until the next step; collective.
 
-        On JAX during fit() call model.jax_state_sync() before.
+        On JAX during fit() first call model.jax_state_sync().
         """
         self._hvdkit_gather(keep=True)
 
@@ -214,14 +214,14 @@ class ShardedOptimizer(Distributed):
         return int(keras.ops.convert_to_numpy(self._iterations))  # type: ignore[attr-defined]
 
     def save_own_variables(self, store: Any) -> None:
-        """The plain optimizer's, after gather_state(). Raises RuntimeError without."""
+        """Save the plain optimizer's variables, after gather_state(). Raises RuntimeError otherwise."""
         if "_hvdkit_parts" not in self.__dict__:
             super().save_own_variables(store)  # type: ignore[misc]
         else:
             self._hvdkit_parts_of().save(self.variables, self._hvdkit_steps(), store)  # type: ignore[attr-defined]
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """The plain optimizer's, whatever the number of ranks was. All ranks load, or broadcast_model() follows."""
+        """Load a plain optimizer's variables, from any number of ranks. All load, or broadcast_model() follows."""
         if "_hvdkit_variables" not in self.__dict__:
             super().load_own_variables(store)  # type: ignore[misc]
             return
@@ -230,7 +230,7 @@ class ShardedOptimizer(Distributed):
         parts._kept_at = self._hvdkit_steps()
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """The state of a plain optimizer, as load_own_variables()."""
+        """Load the state of a plain optimizer, as load_own_variables() does."""
         self.load_own_variables({str(number): weight for number, weight in enumerate(weights)})
 
     def register_local_var(self, var: Any) -> None:
@@ -242,13 +242,13 @@ class ShardedOptimizer(Distributed):
 
 
 def find_sharded(optimizer: Any) -> ShardedOptimizer | None:
-    """The optimizer whose state is divided: this one or that in a LossScaleOptimizer; None where it is whole."""
+    """Return the sharded optimizer: this one or the inner one of a LossScaleOptimizer; None if not sharded."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ShardedOptimizer) else None
 
 
 def refuse_swaps() -> None:
-    """Have keras.callbacks.SwapEMAWeights refuse a model whose averages are divided among the ranks."""
+    """Make keras.callbacks.SwapEMAWeights refuse a model whose averages are divided among the ranks."""
     own = keras.callbacks.SwapEMAWeights.set_model
 
     @functools.wraps(own)
@@ -266,7 +266,7 @@ def refuse_swaps() -> None:
 
 
 def may_come_later() -> bool:
-    """May there be ranks that begin while the others train?"""
+    """Return whether ranks may begin while the others train."""
     config = engine.runtime("DistributedOptimizer()").config
     return config.elastic and not config.elastic_restarts
 
@@ -279,7 +279,7 @@ _NOT_DIVIDED = (
 
 
 def _by_variable(parts: Parts, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """A gradient, or None, for each variable that the optimizer was built on."""
+    """Return a gradient, or None, for each variable on which the optimizer was built."""
     if len(gradients) != len(variables):
         raise ValueError(f"apply() got {len(gradients)} gradients for {len(variables)} variables.")
     ordered: list[Any] = [None] * len(parts.variables)
@@ -295,7 +295,7 @@ def _by_variable(parts: Parts, gradients: Sequence[Any], variables: Sequence[Any
 
 
 def check_sharding(optimizer: Any, settings: Settings, shard: str) -> None:
-    """Raise ValueError for what cannot be combined with shard."""
+    """Raise ValueError for settings that cannot be combined with shard."""
     check_shard(shard, strategy=settings.strategy is not None, adasum=settings.op is Adasum)
     if not isinstance(settings.options.wire, str):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Commits of an optimizer whose state is divided: the whole of it on each rank, so that no part is lost with a rank."""
+"""Commits of a sharded optimizer: each rank keeps the whole state, so that the loss of a rank loses nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hvdkit.transport.buffer import Array
 
 
 class SavedShards:
-    """See Handler and GatheringHandler of elastic.state. The copy is what the plain optimizer would save.
+    """See Handler and GatheringHandler of elastic.state. The copy is the plain optimizer's saved state.
 
-    optimizer: may be a LossScaleOptimizer around `sharded`. Raises ValueError where the state is divided among the
+    optimizer: may be a LossScaleOptimizer around `sharded`. Raises ValueError if the state is divided among the
     ranks of a process set.
     """
 
@@ -29,7 +29,7 @@ class SavedShards:
         self._optimizer, self._sharded = optimizer, sharded
         self._gathered: dict[str, Array] | None = None
         self._saved: dict[str, Array] | None = None
-        self._saved_at = -1  # steps that had been taken
+        self._saved_at = -1  # number of steps at the last save
 
     def gather(self) -> None:
         """See GatheringHandler.gather."""
@@ -51,7 +51,7 @@ class SavedShards:
             self._sharded._hvdkit_release()
 
     def sync(self) -> None:
-        """See Handler.sync. Divides the state among the ranks that there are now."""
+        """See Handler.sync. Divides the state among the present ranks."""
         sharded, whole = self._sharded, None
         if not sharded._hvdkit_is_divided and self._saved is not None:
             if sharded._hvdkit_steps() != self._saved_at:

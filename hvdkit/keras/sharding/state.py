@@ -1,4 +1,4 @@
-"""The pieces that one optimizer trains, and its state: made whole from all ranks' pieces, and cut again."""
+"""The slices that one optimizer trains, and its state: gathered from all ranks, and divided again."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hvdkit.keras.sharding.layout import Entry, SlotLayout
 from hvdkit.keras.sharding.sync import ShardSync
 from hvdkit.transport.buffer import STORAGE, Array
 
-#: Set on variables of which each rank has other elements.
+#: Attribute of variables with different elements on each rank.
 IS_PIECE = "hvdkit_is_piece"
 
 
 class Parts:
-    """What this rank trains of some variables.
+    """This rank's slices of some variables.
 
-    pieces: a variable for each piece, and a last one, of one element, that is nobody's: Keras does not count a step
-    without gradients. layout: filled while the optimizer is built on them. reduced: the variables that gradients belong
-    to which are of pieces already; None where they are whole.
+    pieces: one variable per slice, and a last one of one element without a tensor: Keras does not count a step
+    without gradients. layout: filled while the optimizer is built on them. reduced: the variables whose gradients are
+    already reduced to slices; None for whole gradients.
     """
 
     def __init__(self, sync: ShardSync, variables: Sequence[Any]) -> None:
@@ -37,23 +37,23 @@ class Parts:
             variable._path = self.variables[piece.tensor].path
             self._tensor_of[id(variable)] = piece.tensor
         self.pieces = [*own, keras.Variable(np.zeros(1), dtype=self.variables[0].dtype, trainable=False)]
-        self.window: Sequence[Any] = ()  # the pieces whose gradients are being clipped
+        self.window: Sequence[Any] = ()  # the slices whose gradients are being clipped
         self.reduced: Sequence[Any] | None = None
-        self._kept: dict[int, Array] | None = None  # the slots of all pieces, by number in the plain optimizer
+        self._kept: dict[int, Array] | None = None  # the slots of all slices, by number in the plain optimizer
         self._kept_at = -1
 
     @property
     def placed(self) -> Sequence[Piece]:
-        """Where this rank's pieces are."""
+        """The segments of this rank's slices."""
         return self.driver.arrays.pieces
 
     def tensors_of(self, pieces: Sequence[Any]) -> list[int]:
-        """Of which variable each is a piece; -1 for none."""
+        """Return the index of each slice's variable; -1 for none."""
         return [self._tensor_of.get(id(piece), -1) for piece in pieces]
 
     @contextmanager
     def reduced_of(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Within, gradients are of the pieces. variables: that they belong to."""
+        """Context in which gradients are those of slices. variables: to which they belong."""
         self.reduced = variables
         try:
             yield
@@ -64,7 +64,7 @@ class Parts:
         return list(self.layout.entries(variables, len(self.variables)))
 
     def gather(self, variables: Sequence[Any], steps: int, *, keep: bool) -> None:
-        """Make the state whole; collective. variables: the optimizer's. keep: does this rank need it?"""
+        """Gather the whole state; collective. variables: the optimizer's. keep: whether this rank needs it."""
         settle()
         driver, count = self.sync.driver, len(self.placed)
         slots: dict[int, list[Array]] = {}
@@ -84,13 +84,13 @@ class Parts:
             self._kept_at = steps
 
     def release(self) -> None:
-        """Let go of the whole state."""
+        """Free the whole state."""
         self._kept = None
 
     def save(self, variables: Sequence[Any], steps: int, store: Any) -> None:
-        """Write what the plain optimizer would; not collective. steps: that have been taken.
+        """Write the plain optimizer's variables; not collective. steps: number of steps so far.
 
-        Raises RuntimeError where the state has not been made whole since the last step.
+        Raises RuntimeError if the state was not gathered since the last step.
         """
         if self._kept is None or self._kept_at != steps:
             raise RuntimeError(
@@ -111,7 +111,7 @@ class Parts:
         return array.view(_numpy_dtype(whole)).reshape(tuple(whole.shape))
 
     def load(self, variables: Sequence[Any], store: Mapping[str, Any]) -> None:
-        """Take over what the plain optimizer, or one of any number of ranks, has saved; not collective.
+        """Load the state of the plain optimizer, or of a sharded one with any number of ranks; not collective.
 
         Raises ValueError for a state of other variables.
         """
@@ -139,17 +139,19 @@ class Parts:
         self._kept = kept
 
     def _put(self, entry: Entry, whole: Array) -> None:
-        """Give this rank's pieces of a tensor their part of a slot."""
+        """Assign this rank's slices of a tensor from the whole slot."""
         whole = whole.view(_numpy_dtype(self.variables[entry.tensor]))
         for piece, variable in zip(self.placed, entry.slot, strict=False):
             if piece.tensor == entry.tensor:
                 variable.assign(whole[piece.offset : piece.offset + piece.count])
 
     def take_over(self, variables: Sequence[Any], steps: int, root: int, broadcast: Any) -> None:
-        """Give all ranks their part of the state that rank `root` has loaded, if it has; collective.
+        """Distribute the state that rank `root` has loaded, if it has, to all ranks; collective.
 
-        steps: that have been taken; what was kept before the last of them is out of date. broadcast: sends an object of
-        rank `root` to all.
+        variables: the optimizer's.
+        steps: number of steps so far; state that was kept before the last of them is outdated.
+        root: the rank that has loaded.
+        broadcast: sends an object of rank `root` to all.
         """
         known = self._kept if steps <= self._kept_at else None
         numbers = broadcast(None if known is None else sorted(known), root)
@@ -166,7 +168,7 @@ def _dtype(variable: Any) -> str:
 
 
 def _numpy_dtype(variable: Any) -> np.dtype[Any]:
-    return np.dtype(_dtype(variable))  # Keras has loaded ml_dtypes, which names bfloat16
+    return np.dtype(_dtype(variable))  # Keras has loaded ml_dtypes, which registers bfloat16
 
 
 def _storage(array: Array, dtype: Any) -> Array:

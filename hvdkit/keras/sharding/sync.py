@@ -1,4 +1,4 @@
-"""The ranks of one optimizer whose state is divided: who has which pieces, and their collectives."""
+"""ShardSync: the ranks of one sharded optimizer, the assignment of slices, and their collectives."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvdkit.transport.buffer import Array, Buffer
 
 
 class ShardSync(GradientSync):
-    """In place of a strategy's GradientSync.
+    """The GradientSync of a sharded optimizer, which has no strategy.
 
-    passes_factor: what accumulated gradients are multiplied with. early: see ShardDriver.
+    passes_factor: multiplied with accumulated gradients. early: see ShardDriver.
     """
 
     def __init__(self, settings: Settings, *, passes_factor: float, early: bool) -> None:
@@ -33,22 +33,22 @@ class ShardSync(GradientSync):
         super().__init__(settings, local_layers=(), scale_local=True, passes_factor=1.0)
 
     def enter(self) -> None:
-        """See GradientSync.enter: the state stays divided as it was until open(), so that a step is an error."""
+        """See GradientSync.enter. The old division remains until open(), so that a step before raises an error."""
 
     @property
     def is_open(self) -> bool:
-        """Is the state divided among the ranks that there are now?"""
+        """Return whether the state is divided among the present ranks."""
         return self._shards is not None and not self._closed
 
     @property
     def is_traced_with_ranks(self) -> bool:
-        """See GradientSync: compiled steps hold the variables of this rank's pieces."""
+        """See GradientSync. Compiled steps contain the variables of this rank's slices."""
         return True
 
     def open(self, variables: Sequence[Any]) -> ShardDriver:
-        """Agree on the variables, and divide them; collective, after which `driver` is there.
+        """Agree on the variables, and divide them; collective. Afterwards `driver` is available.
 
-        Raises TypeError for a variable that cannot be trained, PlanMismatchError where the ranks' variables differ.
+        Raises TypeError for a variable that cannot be trained, PlanMismatchError if the variables differ between ranks.
         """
         names = name_variables(variables)
         for variable in variables:
@@ -62,7 +62,7 @@ class ShardSync(GradientSync):
             for name, variable in zip(names, variables, strict=True)
         ]
         settings = self._settings
-        # Counted in this world: a process may have wrapped an optimizer that others have not.
+        # Counted in this world: a process may have wrapped more optimizers than others.
         self._norms = f"norms of optimizer {settings.group.engine.count('norms')}"
         self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add, early=self._early)
         self._closed = False
@@ -70,7 +70,7 @@ class ShardSync(GradientSync):
 
     @property
     def driver(self) -> ShardDriver:
-        """Raises HorovodInternalError where there is none any more."""
+        """The open driver. Raises HorovodInternalError after close()."""
         if self._shards is None or self._closed:
             raise HorovodInternalError(
                 "The state of this optimizer is divided among the ranks of before shutdown(). After another init() "

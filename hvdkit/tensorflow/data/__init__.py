@@ -1,4 +1,4 @@
-"""tf.data service under hvdrun, with Horovod's names: another job's processes preprocess what ranks train on."""
+"""tf.data service under hvdrun, with Horovod's names: another job preprocesses the data that ranks train on."""
 
 from hvdkit.tensorflow.data.compute_service import (
     TfDataServiceConfig,

@@ -1,7 +1,7 @@
 """tf.data service in two jobs: a compute job that preprocesses, and the training that reads from it.
 
-The names are those of Horovod's module of this name. Servers are reached at addresses of their hosts, so that the jobs
-may be on several hosts; Horovod gives out "localhost".
+The names are those of Horovod's module of this name. Servers are reachable at the addresses of their hosts, so that the
+jobs may be on several hosts; Horovod publishes "localhost".
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ _REMIND_S = 60.0
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """How training ranks find the compute job.
+    """The configuration by which training ranks connect to the compute job.
 
-    dispatchers: 1 for all ranks, or one for each. dispatcher_side: the job that they run in, compute or training.
-    addresses, key: of the server of the compute job. timeout: seconds until dispatchers and workers have to be there.
+    dispatchers: 1 for all ranks, or one for each.
+    workers_per_dispatcher: number of workers of each.
+    dispatcher_side: the job that they run in, compute or training.
+    addresses: of the compute job's server.
+    key: of the compute job's server.
+    timeout: seconds until dispatchers and workers must be available.
     """
 
     dispatchers: int
@@ -53,12 +57,12 @@ class TfDataServiceConfig:
         return ComputeClient(self.addresses, self.key, verbose=verbose)
 
     def to_dict(self) -> dict[str, Any]:
-        """Turn it into what JSON can hold."""
+        """Convert the configuration to values that JSON can represent."""
         return {**asdict(self), "key": self.key.hex()}
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
-        """Undo to_dict(). Raises ValueError for anything else."""
+        """Convert the result of to_dict() back. Raises ValueError for anything else."""
         try:
             places = {name: [(str(one[0]), int(one[1])) for one in each] for name, each in config["addresses"].items()}
             return TfDataServiceConfig(
@@ -73,7 +77,7 @@ class TfDataServiceConfig:
             raise ValueError(f"It is not the configuration of a compute service: {problem!r}.") from None
 
     def write(self, filename: str) -> None:
-        """Write it for the training to read, whole and for this user alone: it has the key."""
+        """Write the configuration for the training, atomically, and readable by this user only: it contains the key."""
         path = Path(filename)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
             json.dump(self.to_dict(), file)
@@ -81,7 +85,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
-        """Read it; wait_for_file_creation: until there is such a file, with a warning each minute.
+        """Read the configuration; wait_for_file_creation: until the file exists, with a warning each minute.
 
         Raises ValueError for a file with other content, OSError.
         """
@@ -99,7 +103,7 @@ class TfDataServiceConfig:
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """Give the address of the dispatcher for a training rank, once its workers are there.
+    """Yield the address of the dispatcher for a training rank, after its workers have registered.
 
     A single dispatcher on the training side runs in rank 0, which at the end of the block waits for the other ranks.
     Raises ConnectionError if the compute job does not answer, TimeoutError, ValueError.
@@ -128,10 +132,16 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """Have the compute job, which runs the dispatchers, do what the dataset has been told so far.
+    """Make the compute job, which runs the dispatchers, execute the dataset's transformations so far.
 
-    reuse_dataset: all ranks of a dispatcher read from one dataset, first come first served, with round_robin in turns,
-    which needs size and an endless dataset. processing_mode: see tf.data.experimental.service.distribute.
+    dataset: tf.data's.
+    compute_config: of the compute job.
+    rank: this rank.
+    size: number of ranks.
+    processing_mode: see tf.data.experimental.service.distribute.
+    reuse_dataset: all ranks of a dispatcher read from one dataset, first come first served.
+    round_robin: they read in turns, which needs size and an endless dataset.
+
     Raises RuntimeError for dispatchers on the training side; the errors of tf_data_service().
     """
     if compute_config.dispatcher_side == "training":
@@ -154,11 +164,11 @@ def send_to_data_service(
         )
 
 
-tf.data.Dataset.send_to_data_service = send_to_data_service  # as Horovod's does: scripts call it as a method
+tf.data.Dataset.send_to_data_service = send_to_data_service  # as in Horovod, whose scripts call it as a method
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """Serve as a worker of the compute job, one each rank, and for some ranks as a dispatcher, until shutdown().
+    """Run a worker of the compute job, one per rank, and on some ranks a dispatcher, until shutdown().
 
     Raises ConnectionError, TimeoutError, ValueError.
     """
@@ -181,10 +191,10 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
             compute.register_worker_for_dispatcher(number, rank())
             all_over = compute.wait_for_end(number)
         finally:
-            worker._stop()  # TensorFlow has no public way to end a server
+            worker._stop()  # TensorFlow has no public function that ends a server
         if compute_config.dispatcher_side == "training" and not all_over:
             compute.unregister_worker(number, rank(), stay=True)
-        barrier()  # a worker whose dispatcher has gone ends after the timeout only
+        barrier()  # a worker whose dispatcher has gone would end only after the timeout
 
 
 def _end_workers(compute: ComputeClient, number: int, timeout: int) -> None:
@@ -196,7 +206,7 @@ def _end_workers(compute: ComputeClient, number: int, timeout: int) -> None:
 
 @contextlib.contextmanager
 def _dispatcher(compute: ComputeClient, number: int) -> Iterator[None]:
-    """Run a dispatcher, and say where it can be reached: its own word for that is localhost."""
+    """Run a dispatcher, and register an address that other hosts can reach: its own is localhost."""
     server = tf.data.experimental.service.DispatchServer()
     try:
         port = server.target.rpartition(":")[2]

@@ -14,9 +14,14 @@ from hvdkit.tensorflow.state import broadcast_object
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """Serve until somebody calls shutdown() of the configuration's client.
+    """Serve until shutdown() of the configuration's client is called.
 
-    configfile: written for the training; removed at the end. Raises ValueError for ranks that cannot be divided.
+    dispatchers: number of dispatchers.
+    dispatcher_side: compute or training.
+    configfile: written for the training; removed at the end.
+    timeout: seconds.
+
+    Raises ValueError for ranks that cannot be divided.
     """
     init()
     if dispatchers < 1 or size() % dispatchers:

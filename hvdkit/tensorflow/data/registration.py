@@ -1,7 +1,7 @@
-"""Where dispatchers and workers of tf.data service say that they are there, and training ranks wait for them.
+"""Registration of dispatchers and workers of tf.data service, for which training ranks wait.
 
-A server on rank 0 of the compute job. Requests and answers are JSON in the frames of hvdkit.handshake; whoever connects
-first proves the key, which is in the file that the compute job writes.
+A server on rank 0 of the compute job. Requests and answers are JSON in the frames of hvdkit.handshake; a client
+first proves that it knows the key, which is in the file that the compute job writes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ _PURPOSE = b"tf.data service"
 _FRAME = b"J"
 _LOOK_S = 1.0
 _CONNECT_S = 5.0
-_MARGIN_S = 10.0  # for an answer, beyond the time that the other side may wait
+_MARGIN_S = 10.0  # for an answer, beyond the time for which the other side may wait
 _CLOSE_S = 5.0
-_ELSEWHERE = "192.0.2.1"  # of the range for examples (RFC 5737): nothing is sent to it
+_ELSEWHERE = "192.0.2.1"  # of the range for examples (RFC 5737): no packet is sent to it
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class ComputeService:
-    """The server. dispatchers, workers_per_dispatcher: how many will register. key: at least 16 random bytes.
+    """The server of registrations.
 
-    nics: interfaces whose addresses are given out; None for all of this host.
+    dispatchers: number that will register.
+    workers_per_dispatcher: number that will register.
+    key: at least 16 random bytes.
+    nics: interfaces whose addresses are published; None for all of this host.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class ComputeService:
         return {"all": [(address, port) for address in self._own]}
 
     def shutdown(self) -> None:
-        """Let everybody go who waits for the end, and close."""
+        """Release all clients that wait for the end, and close."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -81,7 +84,7 @@ class ComputeService:
 
     def _serve(self, connection: socket.socket, session: Session) -> None:
         try:
-            with connection, contextlib.suppress(OSError, ValueError):  # who connected goes away, or sends nonsense
+            with connection, contextlib.suppress(OSError, ValueError):  # the client disconnects, or sends invalid data
                 payload = receive_frame(connection, session)
                 connection.sendall(session.seal(_FRAME, json.dumps(self._answer(payload)).encode()))
         finally:
@@ -161,7 +164,7 @@ class ComputeService:
 
 
 class ComputeClient:
-    """Speaks to the server. Errors: ConnectionError where none answers, TimeoutError, ValueError for a wrong request.
+    """A client of the server. Errors: ConnectionError without an answer, TimeoutError, ValueError for a wrong request.
 
     compute_addresses, key: of the configuration. verbose: Horovod's, not used.
     """
@@ -174,7 +177,7 @@ class ComputeClient:
         self._key = key
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Say where a dispatcher listens."""
+        """Register the address of a dispatcher."""
         self._ask("register_dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
@@ -182,7 +185,7 @@ class ComputeClient:
         return str(self._ask("wait_for_dispatcher", timeout, dispatcher=dispatcher_id))
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Say that a worker has started."""
+        """Register a worker that has started."""
         self._ask("register_worker", dispatcher=dispatcher_id, worker=worker_id)
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
@@ -190,15 +193,15 @@ class ComputeClient:
         self._ask("wait_for_workers", timeout, dispatcher=dispatcher_id)
 
     def end_dispatcher(self, dispatcher_id: int, timeout: float) -> None:
-        """Have the workers of a dispatcher end before it does: without it they would end after a long time only."""
+        """Make the workers of a dispatcher end before it does; otherwise they would end only after a long time."""
         self._ask("end_dispatcher", timeout, dispatcher=dispatcher_id)
 
     def wait_for_end(self, dispatcher_id: int) -> bool:
-        """Wait until a dispatcher is about to end, or somebody calls shutdown(), however long; was it the latter?"""
+        """Wait, without limit, until a dispatcher is about to end or shutdown() is called; True for the latter."""
         return bool(self._ask("wait_for_end", None, endless=True, dispatcher=dispatcher_id))
 
     def unregister_worker(self, dispatcher_id: int, worker_id: int, *, stay: bool = False) -> None:
-        """Say that a worker has ended; stay: and wait until somebody calls shutdown(), which may come at once."""
+        """Unregister a worker that has ended. stay: then wait until shutdown() is called, perhaps at once."""
         self._ask("unregister_worker", None, endless=stay, dispatcher=dispatcher_id, worker=worker_id, stay=stay)
 
     def shutdown(self) -> None:
@@ -206,11 +209,11 @@ class ComputeClient:
         self._ask("shutdown")
 
     def wait_for_shutdown(self) -> None:
-        """Wait until somebody calls shutdown(), however long."""
+        """Wait, without limit, until shutdown() is called."""
         self._ask("wait_for_shutdown", None, endless=True)
 
     def find_own_address(self) -> str:
-        """The address of this host from which it reaches the service, and others reach it."""
+        """Return the address of this host from which it reaches the service, and others reach it."""
         connection, _ = self._connect()
         with connection:
             return str(connection.getsockname()[0])
@@ -255,9 +258,9 @@ class ComputeClient:
 
 
 def _list_own_addresses() -> list[str]:
-    """The addresses of this host: first that of the interface which hvdrun has chosen, else that of the default route.
+    """List the addresses of this host: first that of hvdrun's chosen interface, else that of the default route.
 
-    Clients use the first that answers, and on this host all do, also those of a container engine.
+    Clients use the first one that answers; on this host all do, also those of a container engine.
     """
     interface = read_interface(read_environment())
     return list_addresses(address_of(interface) if interface else address_towards(_ELSEWHERE))

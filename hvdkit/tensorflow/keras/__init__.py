@@ -1,6 +1,6 @@
 """Another name of hvdkit.keras, as Horovod has it: `import hvdkit.tensorflow.keras as hvd`.
 
-hvdkit.keras stands above this floor, so it is looked up by name when somebody asks for this module.
+hvdkit.keras is in a higher layer than this package, so it is imported by name when this module is used.
 """
 
 from __future__ import annotations

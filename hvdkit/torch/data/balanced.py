@@ -1,4 +1,4 @@
-"""Batches for ranks of unequal speed: a rank gets rows by its measured speed, and its gradients weigh by its rows."""
+"""Batches for ranks of unequal speed: faster ranks get more rows, and gradients are weighted by rows."""
 
 from __future__ import annotations
 
@@ -26,25 +26,30 @@ from hvdkit.transport.api import Transport
 
 
 class BalancedSampler(Sampler[list[int]]):
-    """Sample batches of a fixed size of all ranks together, of which a faster rank gets more rows.
+    """Sample batches whose size over all ranks is fixed; faster ranks get more rows of them.
 
         sampler = hvd.data.BalancedSampler(dataset, 96, optimizer)
         loader = DataLoader(dataset, batch_sampler=sampler)
 
-    The time that each rank computes for a row is measured, without its waits for other ranks. Every `every` steps the
-    ranks exchange it, and change how batches are divided if a step is then predicted to be at least 5 % shorter. During
-    backward() gradients are multiplied by the rank's part of the batch times the number of ranks. So if the loss is a
+    Each rank measures its computing time per row, without waits for other ranks. Every `every` steps the ranks exchange
+    these times, and change the division of batches if that is predicted to shorten a step by at least 5 %. During
+    backward() gradients are multiplied by the rank's share of the batch times the number of ranks. So if the loss is a
     mean over the rank's rows, the average over ranks is the gradient of one process with the whole batch. The batches
     depend neither on speeds nor on the number of ranks.
 
-    dataset: with a length. batch_size: rows of all ranks together, at least one a rank.
+    dataset: with a length.
+    batch_size: rows of all ranks together, at least one per rank.
     optimizer: the DistributedOptimizer that trains on these batches, with op=Average or Sum; on all its ranks alike. It
-    has one BalancedSampler, the newest. others: further ones that train on them.
-    shuffle, seed: of the order, as for ShardedSampler; the same on all ranks. Call `set_epoch`.
-    drop_last: leave out a last batch that is smaller. Otherwise ranks without a row of it get one, with weight 0.
-    speeds: of the ranks, relative to each other, where they are known before the first measurement.
-    Raises TypeError or ValueError for arguments that cannot be used. A step raises HorovodInternalError if the ranks
-    passed different ones.
+    uses one BalancedSampler, the newest.
+    others: further optimizers that train on these batches.
+    shuffle: whether to shuffle the rows; call `set_epoch` then.
+    seed: of the order, as for ShardedSampler; the same on all ranks.
+    drop_last: leave out a smaller last batch. Otherwise a rank without rows of it gets one row, with weight 0.
+    every: steps between two exchanges.
+    speeds: of the ranks, relative to each other, if they are known before the first measurement.
+
+    Raises TypeError or ValueError for invalid arguments. A step raises HorovodInternalError if the arguments differ
+    between ranks.
     """
 
     def __init__(
@@ -65,10 +70,10 @@ class BalancedSampler(Sampler[list[int]]):
         self._start = 0  # rows used when this epoch began or was resumed
         self._used = 0  # rows used up to the last step
         self._finished = False
-        #: A loader's thread may ask for a batch while the ranks agree on a plan.
+        #: A loader's thread may request a batch while the ranks agree on a plan.
         self.lock = threading.Lock()
         self._iterations = 0
-        self._batches: _Batches | None = None  # the newest that was asked for a batch
+        self._batches: _Batches | None = None  # the newest iteration of which a batch was requested
         self._current = 0, 0  # rows of the batch in training: of this rank, of all ranks; none outside a loop
         self._rows, self._end = 0, 0  # rows of this rank since the last step; rows of the epoch up to this batch
         # Weakly, so that an optimizer that the script deletes ends at the same point on all ranks.
@@ -94,22 +99,22 @@ class BalancedSampler(Sampler[list[int]]):
 
     @property
     def rank(self) -> int:
-        """This rank, among those of the optimizer."""
+        """This rank, among the optimizer's ranks."""
         return self._shares.rank
 
     @property
     def size(self) -> int:
-        """How many ranks the optimizer has."""
+        """The number of the optimizer's ranks."""
         return self._shares.size
 
     @property
     def plan(self) -> Shares:
-        """Rows of each rank in the batches that are planned next."""
+        """Rows of each rank in the batches that are divided next."""
         return self._shares.plan
 
     @property
     def weight(self) -> float:
-        """What this rank's gradients are multiplied with in the batch that is being trained on."""
+        """The factor of this rank's gradients in the present batch."""
         rows, whole = self._current
         return rows * self.size / whole if whole else 1.0
 
@@ -122,7 +127,7 @@ class BalancedSampler(Sampler[list[int]]):
         return _Batches(self)
 
     def __len__(self) -> int:
-        """Batches of the next iteration."""
+        """Return the number of batches of the next iteration."""
         rows = len(self.dataset) - (0 if self._finished else self._start)
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
@@ -137,7 +142,7 @@ class BalancedSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def state_dict(self) -> SamplerState:
-        """How far training is at its last step; the same on every rank. A whole epoch is one with no rows left."""
+        """Return the progress at the last step; the same on every rank. A complete epoch has no rows left."""
         return {"epoch": self.epoch, "used": self._used, "seed": self.seed}
 
     def load_state_dict(self, state: SamplerState) -> None:
@@ -147,9 +152,9 @@ class BalancedSampler(Sampler[list[int]]):
         self._finished = False
 
     def begin_iteration(self, batches: _Batches) -> tuple[int, int, Indices]:
-        """The first batch is asked for: the iteration's number, the rows used before it, and the order of the rest."""
+        """Begin an iteration with its first batch; returns its number, the rows used before, the remaining order."""
         transport = self._transport()
-        if not self._shares.belongs_to(transport):  # ranks may be others, even if there are as many
+        if not self._shares.belongs_to(transport):  # ranks may have changed although their number has not
             self._shares.enter(transport)
             self._iterations = 0
         if self._finished:
@@ -165,11 +170,17 @@ class BalancedSampler(Sampler[list[int]]):
         return self._iterations, self._start, order[:whole]
 
     def part(self, iteration: int, batch: int, rows: int) -> tuple[int, int]:
-        """This rank's rows of a batch of so many: the first one, and how many."""
+        """Return (first row, number of rows) of this rank in a batch of `rows` rows."""
         return self._shares.part((iteration, batch), rows)
 
     def begin_batch(self, number: int, rows: int, whole: int, end: int) -> None:
-        """Training begins with a batch. end: rows of the epoch up to this batch."""
+        """Begin training with a batch.
+
+        number: of the batch in the iteration.
+        rows: of this rank.
+        whole: of all ranks.
+        end: rows of the epoch up to this batch.
+        """
         self._current, self._end = (rows, whole), end
         self._rows += rows
         if number == 0:
@@ -178,17 +189,17 @@ class BalancedSampler(Sampler[list[int]]):
                 self._clock.restart()
 
     def end_iteration(self) -> None:
-        """No batch is in training any more."""
+        """Record that no batch is in training."""
         self._current, self._finished = (0, 0), True
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """What takes the place of a gradient that backward has computed; None for itself."""
+        """Return the tensor that replaces a gradient from backward; None to keep it."""
         if self._clock is not None:
             self._clock.gradient(gradient)
         return weighted(gradient, self.weight)
 
     def stepped(self, sync: GradientSync) -> None:
-        """The optimizer has stepped; collective every `every` steps."""
+        """Count a step of the optimizer; collective every `every` steps."""
         if self._sync is None or self._clock is None or sync is not self._sync():
             return
         self._used = self._end
@@ -216,8 +227,8 @@ class _Batches:
         self.number, self.given = -1, 0
         self._order: Indices = np.empty(0, np.int64)
         self._used = 0
-        self._parts: list[tuple[int, int, int]] = []  # of each batch given: this rank's rows, all, the epoch's so far
-        self._begun: int | None = None  # batches that a DataLoader has handed out; None outside one
+        self._parts: list[tuple[int, int, int]] = []  # of each batch: own rows, all rows, the epoch's rows so far
+        self._begun: int | None = None  # number of batches that a DataLoader has yielded; None without one
 
     def __iter__(self) -> _Batches:
         return self
@@ -241,19 +252,19 @@ class _Batches:
             return [int(row) for row in (rows[first : first + count] if count else rows[:1])]
 
     def begin(self) -> None:
-        """A DataLoader hands out its next batch."""
+        """Record that a DataLoader yields its next batch."""
         self._begun = 0 if self._begun is None else self._begun
         self._sampler.begin_batch(self._begun, *self._parts[self._begun])
         self._begun += 1
 
     def end(self) -> None:
-        """A DataLoader has handed out all batches."""
+        """Record that a DataLoader has yielded all batches."""
         self._sampler.end_iteration()
 
 
 @functools.cache
 def _watch_loaders() -> None:
-    """Have DataLoaders say which batch they hand out: with workers they ask the sampler for batches ahead."""
+    """Patch DataLoaders to report the yielded batch: with workers they request batches from the sampler ahead."""
     plain = dataloader._BaseDataLoaderIter.__next__
 
     @functools.wraps(plain)
@@ -277,14 +288,14 @@ def _watch_loaders() -> None:
 
 
 def weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor | None:
-    """The gradient times a weight; None for itself."""
-    if weight == 0.0:  # also of a gradient that is infinite
+    """Return the gradient times a weight; None to keep the gradient."""
+    if weight == 0.0:  # also for an infinite gradient
         return torch.zeros_like(gradient)
     return None if weight == 1.0 else gradient * weight
 
 
 def _sync_of(optimizer: Any) -> GradientSync | None:
-    """What reduces an optimizer's gradients; None for one that trains alone. Raises TypeError or ValueError."""
+    """Return the GradientSync of an optimizer; None for one that trains alone. Raises TypeError or ValueError."""
     if not isinstance(optimizer, torch.optim.Optimizer) or not is_wrapped(optimizer):
         raise TypeError(
             f"BalancedSampler(): optimizer is a {type(optimizer).__name__} that is no hvd.DistributedOptimizer. Pass "

@@ -1,4 +1,4 @@
-"""The time that a rank computes in a training step, without its waits for other ranks."""
+"""ComputeClock: measures a rank's computing time in a training step, without its waits for other ranks."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hvdkit.engine.strategy import Strategy
 
 
 class ComputeClock(HostClock):
-    """Takes the seconds of each step of one optimizer.
+    """Measures the seconds of each step of one optimizer.
 
-    Where gradients go through the host's memory: from one step's end to the next, less the waits for other ranks.
-    Where they stay on a GPU, whose stream does the waiting: from the step's end to the last gradient, by events.
+    If gradients go through host memory: from one step's end to the next, minus the waits for other ranks.
+    If they stay on a GPU, whose stream waits: from the step's end to the last gradient, by events.
 
-    strategy: of the optimizer; its statistics have the waits.
+    strategy: of the optimizer; its statistics contain the waits.
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self._gradient: Any = None  # event behind the newest gradient on a GPU
+        self._gradient: Any = None  # event after the newest gradient on a GPU
         super().__init__(strategy)
 
     def restart(self) -> None:
         super().restart()
         self._began = None if self._gradient is None else _record()
-        self._recorded = False  # is there a gradient since?
+        self._recorded = False  # whether there was a gradient since
 
     def gradient(self, gradient: torch.Tensor) -> None:
-        """Backward has computed a gradient."""
+        """Record that backward has computed a gradient."""
         if gradient.is_cuda:
             self._gradient = self._gradient or _event()
             self._gradient.record()
             self._recorded = True
 
     def step(self) -> Seconds | None:
-        """The optimizer has stepped. Returns what reads the seconds since it did before, and may wait for the GPU.
+        """Record the end of a step. Returns a function for the seconds since the previous end; it may wait for the GPU.
 
-        None where they are not known: in the first step on a GPU, and in one without a gradient there.
+        Returns None if they are unknown: in the first step on a GPU, and in one without a gradient there.
         """
         began, last = self._began if self._recorded else None, self._gradient
         self._gradient = None if last is None else _event()

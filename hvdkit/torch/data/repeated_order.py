@@ -1,4 +1,4 @@
-"""Warn of a second epoch in the order of the first: a training loop without set_epoch()."""
+"""A warning about a second epoch in the order of the first: a training loop without set_epoch()."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdkit.log import logger
 
-_steps: int | None = None  # of all optimizers; None until somebody counts
+_steps: int | None = None  # of all optimizers; None until the first call
 _warned = False
 
 
 def count_steps() -> int:
-    """Count the steps of all torch optimizers of this process since the first call."""
+    """Return the number of steps of all torch optimizers of this process since the first call."""
     global _steps
     if _steps is None:
         _steps = 0
@@ -22,7 +22,7 @@ def count_steps() -> int:
 
 
 def warn_of_repeated_order(sampler: str, *, first: bool) -> None:
-    """Warn once. sampler: the name of its class. first: is this rank 0?"""
+    """Log the warning once. sampler: the name of its class. first: whether this is rank 0."""
     global _warned
     if first and not _warned:
         logger.warning(

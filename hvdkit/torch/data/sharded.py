@@ -1,4 +1,4 @@
-"""Samples for this rank: a sampler for `torch.utils.data.DataLoader`."""
+"""ShardedSampler: the samples of this rank, for `torch.utils.data.DataLoader`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvdkit.training.sharding import Indices, plan_order, split_for_evaluation, 
 
 
 class SamplerState(TypedDict):
-    """How far an epoch is, for a checkpoint.
+    """The progress of an epoch, for a checkpoint.
 
     used: samples that all ranks together have used in this epoch.
     """
@@ -23,17 +23,22 @@ class SamplerState(TypedDict):
 
 
 class ShardedSampler(Sampler[int]):
-    """Sample this rank's part of the indices of a dataset: `DataLoader(dataset, sampler=ShardedSampler(dataset))`.
+    """Sample this rank's share of the indices of a dataset: `DataLoader(dataset, sampler=ShardedSampler(dataset))`.
 
     In training every rank gets the same number of samples, in an order that is shuffled for each epoch: call
     `set_epoch`, or rank 0 warns of a second epoch in the same order. With `evaluation=True` the samples stay in order,
     each one is on exactly one rank, and the numbers of samples may differ by one; average over ranks with
     `hvd.metrics.Mean`, which weights by the number of samples.
 
-    dataset: with a length. rank, size: this rank and the number of ranks; None: those of the job.
+    dataset: with a length.
+    rank: this rank; None: that of the job.
+    size: number of ranks; None: that of the job.
+    shuffle: whether to shuffle the samples in training.
     seed: of the order; the same on all ranks.
     uneven: in training, if the length is not a multiple of the number of ranks, "pad" repeats the first few samples and
     "drop" leaves out the last ones.
+    evaluation: keep the order, and use each sample once.
+
     The attribute `trained`: samples of this rank in this epoch, since it began or was resumed, as counted by
     record_batch(); None without it.
     Raises NotInitializedError before init() if rank or size is None.
@@ -63,12 +68,12 @@ class ShardedSampler(Sampler[int]):
         self.uneven = uneven
         self.evaluation = evaluation
         self.epoch = 0
-        self._start = 0  # samples that all ranks together had used when this epoch began or was resumed
+        self._start = 0  # samples of all ranks that had been used when this epoch began or was resumed
         self._given = 0  # samples given to this rank since then
         self.trained: int | None = None
         self._finished = False
-        self._trained_on = False  # steps were taken in an iteration of this epoch
-        self._plan()  # a shard that cannot be made is reported here, not in the first epoch
+        self._trained_on = False  # steps were made in an iteration of this epoch
+        self._plan()  # reports an impossible shard here, not in the first epoch
 
     def __iter__(self) -> Iterator[int]:
         if self._finished:
@@ -82,11 +87,11 @@ class ShardedSampler(Sampler[int]):
                 self._given += 1
                 yield index
         finally:
-            self._trained_on = epoch == self.epoch and count_steps() > steps  # a loop that was left may end here late
+            self._trained_on = epoch == self.epoch and count_steps() > steps  # an interrupted loop may end here late
         self._finished = True
 
     def __len__(self) -> int:
-        """Samples that the next iteration gives to this rank."""
+        """Return the number of this rank's samples in the next iteration."""
         return len(self._plan())
 
     def set_epoch(self, epoch: int) -> None:
@@ -107,10 +112,10 @@ class ShardedSampler(Sampler[int]):
         self.trained = (self.trained or 0) + batch_size
 
     def state_dict(self, given: int | None = None) -> SamplerState:
-        """How far training is; the same on every rank, so that rank 0 can save it.
+        """Return the training's progress; the same on every rank, so that rank 0 can save it.
 
-        given: samples of this rank that were trained on since this epoch began or was resumed; the epoch is not over
-            then, even if they are all. None for those that were recorded, else those that this sampler gave out.
+        given: number of samples of this rank that were trained on since this epoch began or was resumed; the epoch is
+        then not over, even if these are all. None for recorded samples, or without records those from this sampler.
         """
         trained = self.trained if given is None else given
         over = given is None and self._finished and (trained is None or trained >= self._given)

@@ -1,7 +1,7 @@
-"""Training that can be taken up again: `hvd.elastic.TorchState`, `hvd.elastic.ElasticSampler` and `hvd.elastic.run`.
+"""Elastic training: `hvd.elastic.TorchState`, `hvd.elastic.ElasticSampler` and `hvd.elastic.run`.
 
-Worlds shrink and grow under `hvdrun --elastic`, and where Horovod's core is the engine under `horovodrun --min-np`. In
-others they do what Horovod's do there.
+Worlds shrink and grow under `hvdrun --elastic`, and under `horovodrun --min-np` with Horovod's core as engine. In other
+worlds the calls do the same as Horovod's.
 """
 
 from __future__ import annotations

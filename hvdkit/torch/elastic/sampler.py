@@ -1,4 +1,4 @@
-"""Samples for this rank, of those that no rank has processed in this epoch."""
+"""Sampler of the samples for this rank that no rank has processed in this epoch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hvdkit.training.sharding import Indices, split_for_training
 
 
 class ElasticSamplerState(TypedDict):
-    """How far an epoch is. processed_num: samples that all ranks together have processed in it."""
+    """Progress of an epoch. processed_num: samples that all ranks together have processed in it."""
 
     epoch: int
     processed_num: int
 
 
 class ElasticSampler(Sampler[int]):
-    """Distribute the samples of an epoch that are not processed yet, the same number to every rank.
+    """Distribute the unprocessed samples of an epoch, the same number to every rank.
 
     Pass it to a DataLoader and to a TorchState. Call `record_batch` after each batch and `set_epoch` at the end of each
     epoch. After `restore` or `sync`, also with another number of ranks, the next loop continues where the state was
@@ -29,7 +29,10 @@ class ElasticSampler(Sampler[int]):
     number of ranks, the first samples of the epoch are repeated. ShardedSampler needs no calls, but does not support
     TorchState.
 
-    dataset: of constant length. seed: the same on all ranks; seed + epoch determines the order, which is Horovod's.
+    dataset: of constant length.
+    shuffle: whether to shuffle the samples.
+    seed: the same on all ranks; seed + epoch determines the order, which is Horovod's.
+
     The attributes processed_num: samples that all ranks together have processed; rank, num_replicas: this rank and the
     number of ranks.
     Raises NotInitializedError before init().
@@ -64,7 +67,7 @@ class ElasticSampler(Sampler[int]):
         self.record_batch(0, len(indices))
 
     def state_dict(self) -> ElasticSamplerState:
-        """How far the epoch is; the same on every rank that has recorded as many samples."""
+        """Return the progress of the epoch; the same on every rank that has recorded as many samples."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: ElasticSamplerState) -> None:
@@ -81,12 +84,12 @@ class ElasticSampler(Sampler[int]):
         return iter(self._mine)
 
     def __len__(self) -> int:
-        """Samples of this rank."""
+        """Return the number of this rank's samples."""
         return len(self._mine)
 
 
 def _order_as_horovod(length: int, seed: int | None) -> Indices:
-    """The order in which Horovod's sampler takes an epoch's samples, so that a run can be compared with Horovod's."""
+    """Return the order of Horovod's sampler for an epoch's samples, so that runs can be compared with Horovod's."""
     order = list(range(length))
     if seed is not None:
         random.Random(seed).shuffle(order)

@@ -1,4 +1,4 @@
-"""The state of a training with torch: models, optimizers, and all that goes with them."""
+"""The state of an elastic training with torch: models, optimizers and other objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TorchState(ObjectState):
         super().__init__(broadcast_object, model=model, optimizer=optimizer, **kwargs)
 
     def open_store(self, directory: str) -> Store:
-        """See State.open_store. Raises ValueError for a value that is neither a number, a text nor has a state_dict."""
+        """See State.open_store. ValueError for a value that is not a number, not a string, and has no state_dict."""
         return checkpoint.open_store(directory, self.present())
 
     def handler_for(self, value: Any) -> Handler | None:
@@ -45,7 +45,7 @@ class TorchState(ObjectState):
 
 
 def _copy_over(old: Any, new: Any) -> Any:
-    """A copy of a state, in the memory of an old one as far as that fits: new memory costs more than copying."""
+    """Copy a state, into the memory of an old one if it fits: new memory costs more than copying."""
     kept: list[torch.Tensor] = []
     given: list[torch.Tensor] = []
 
@@ -58,7 +58,7 @@ def _copy_over(old: Any, new: Any) -> Any:
             return new.detach().clone()
         if isinstance(new, dict):
             had = old if isinstance(old, dict) else {}
-            made = copy.copy(new)  # with what a module's state has besides
+            made = copy.copy(new)  # a module's state has further attributes
             made.update({name: copied(had.get(name), value) for name, value in new.items()})
             return made
         return copy.deepcopy(new)
@@ -66,7 +66,7 @@ def _copy_over(old: Any, new: Any) -> Any:
     made = copied(old, new)
     if kept:
         with torch.no_grad():
-            # In one call: where there are hundreds of small tensors each one's costs more than its bytes.
+            # In one call: with hundreds of small tensors the calls cost more than the bytes.
             torch._foreach_copy_(kept, given)
     return made
 
@@ -76,7 +76,7 @@ def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 class _StateDictHandler:
-    """Keeps a thing by its state_dict."""
+    """Saves and restores an object by its state_dict."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -86,7 +86,7 @@ class _StateDictHandler:
         self.save()
 
     def gather(self) -> None:
-        """See GatheringHandler.gather: of an optimizer with shard=... state_dict() is collective."""
+        """See GatheringHandler.gather. An optimizer with shard=... has a collective state_dict()."""
         self._present = self._value.state_dict()
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""Sharding, tensor parallelism, pipelines and recomputation for PyTorch, on torch's own parts: `hvdkit.parallel`."""
+"""Sharding, tensor parallelism, pipelines and recomputation for PyTorch, on torch's own modules: `hvdkit.parallel`."""
 
 from __future__ import annotations
 

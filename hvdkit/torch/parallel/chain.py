@@ -1,4 +1,4 @@
-"""A model as a chain of parts: which they are, that they do what the model does, and how long each takes."""
+"""A model as a chain of modules: their selection, the check against the model, and the time that each takes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RUNS = 3
 
 
 def find_parts(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Names of the parts of the chain. patterns: in its order; None for the children, and those of lists.
+    """Return the names of the chain's parts. patterns: in the chain's order; None for the children, and those of lists.
 
-    Raises ParallelError for a pattern without a module, for a part that is named twice, and for parameters outside.
+    Raises ParallelError for a pattern without a module, for a part that is named twice, and for parameters in no part.
     """
     if patterns is None:
         names = list(_expand(model, ""))
@@ -47,7 +47,7 @@ def _expand(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def check_sharing(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
-    """Raise ParallelError for a parameter that two stages share. stages: names of the parts of each."""
+    """Raise ParallelError for a parameter that two stages share. stages: names of each stage's parts."""
     owners: dict[int, tuple[int, str]] = {}
     for number, names in enumerate(stages):
         for part in names:
@@ -63,9 +63,14 @@ def check_sharing(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
 def measure(
     model: nn.Module, names: Sequence[str], example: torch.Tensor, costs: Sequence[float] | None
 ) -> list[float]:
-    """Costs of the parts, the same on all ranks; collective. costs: the user's, else they are seconds on rank 0.
+    """Return the costs of the parts, the same on all ranks; collective.
 
-    Raises ParallelError, on all ranks, where the chain of the parts does not return what the model returns.
+    model: the whole model.
+    names: of its parts.
+    example: inputs of a micro-batch.
+    costs: the user's; None to measure seconds on rank 0.
+
+    Raises ParallelError, on all ranks, if the chain of the parts does not return the model's result.
     """
     if costs is not None:
         if len(costs) != len(names) or min(costs) < 0:
@@ -77,7 +82,7 @@ def measure(
     answer: list[float] | str = ""
     if engine.runtime("pipeline()").world.rank == 0:
         parts = [model.get_submodule(name) for name in names]
-        buffers = [buffer.clone() for buffer in model.buffers()]  # running averages count none of this
+        buffers = [buffer.clone() for buffer in model.buffers()]  # the measurement must not change running averages
         try:
             with torch.random.fork_rng():
                 answer = _check_chain(model, parts, names, example) or _time_parts(parts, example)
@@ -97,9 +102,9 @@ def measure(
 
 
 def _check_chain(model: nn.Module, parts: Sequence[nn.Module], names: Sequence[str], example: torch.Tensor) -> str:
-    """Say why the model is no chain of these parts; "" if it is one."""
+    """Describe why the model is not the chain of these parts; "" if it is."""
     training = {module: module.training for module in model.modules()}
-    problem, at = "", -1  # the model itself, then the parts
+    problem, at = "", -1  # -1 is the model itself
     model.eval()
     try:
         with torch.no_grad():
@@ -124,7 +129,7 @@ def _check_chain(model: nn.Module, parts: Sequence[nn.Module], names: Sequence[s
 
 
 def _difference(value: Any, expected: Any) -> str:
-    """Say what the parts' result has that the model's has not; "" for equal ones."""
+    """Describe how the parts' result differs from the model's; "" for equal results."""
     for what, result in (("the model", expected), ("the last part", value)):
         if not isinstance(result, torch.Tensor):
             return f"{what} returns a {type(result).__name__}, not a tensor"
@@ -138,7 +143,7 @@ def _difference(value: Any, expected: Any) -> str:
 
 
 def _time_parts(parts: Sequence[nn.Module], example: torch.Tensor) -> list[float]:
-    """Seconds of forward and backward of each part, the least of some runs."""
+    """Measure the seconds of forward and backward of each part; returns the smallest of several runs."""
     seconds = []
     value = example
     for part in parts:

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: each rank writes what it has, and any mesh loads it (torch.distributed.checkpoint)."""
+"""Sharded checkpoints: each rank writes its shards, and any mesh loads them (torch.distributed.checkpoint)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hvdkit.parallel.saved_model import describe_difference
 from hvdkit.torch.parallel.modules import put
 from hvdkit.torch.parallel.pipeline import Pipeline
 
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by parameter, so that any mesh finds its part
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by parameter, so that any mesh finds its shards
 _VALUES = "values"
 
 
@@ -44,9 +44,12 @@ def save(
 ) -> None:
     """Save model, optimizer and values into a directory, each rank its shards; a collective call.
 
-    directory: of this checkpoint alone, on a disk that all ranks see. One that is there is replaced once the new one
-    is complete; a crash between the two renames leaves it as NAME.old, beside the new one as NAME.partial. values: what
-    JSON holds, such as epoch=3.
+    directory: for this checkpoint alone, on a disk that all ranks see. An existing one is replaced when the new one is
+    complete; a crash between the two renames leaves it as NAME.old, beside the new one as NAME.partial.
+    model: this rank's module or pipeline.
+    optimizer: its state is saved too.
+    values: values that JSON can represent, such as epoch=3.
+
     Raises CheckpointError, on all ranks, if one could not write.
     """
     target = Path(directory)
@@ -73,10 +76,10 @@ def save(
 def load(
     directory: str | os.PathLike[str], model: nn.Module | Pipeline, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any] | None:
-    """Load a checkpoint of save() into model and optimizer, which may be on another mesh; a collective call.
+    """Load a checkpoint of save() into model and optimizer, possibly on another mesh; a collective call.
 
-    Returns the values that were saved, or None if there is no such directory. Reads files of pickle: load only
-    checkpoints that you trust.
+    Returns the saved values, or None if the directory does not exist. Reads pickle files: load only checkpoints that
+    you trust.
     Raises CheckpointError, on all ranks and before anything is changed, for a checkpoint of another model or optimizer.
     """
     if not any(allgather_object(Path(directory).is_dir(), "parallel.load")):
@@ -121,7 +124,7 @@ def _state(model: nn.Module | Pipeline, optimizer: torch.optim.Optimizer | None)
 
 
 def _tree(model: nn.Module | Pipeline) -> nn.Module:
-    """One module with all of this rank's parameters, under the names of the whole model."""
+    """Return one module with all of this rank's parameters, under the names of the whole model."""
     if not isinstance(model, Pipeline):
         return model
     tree = nn.Module()

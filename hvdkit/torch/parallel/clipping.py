@@ -17,10 +17,16 @@ from hvdkit.torch.parallel.mesh import Mesh, take_mesh
 def clip_grad_norm_(
     parameters: Iterable[nn.Parameter], max_norm: float, *, mesh: Mesh | None = None, eps: float = 1e-6
 ) -> torch.Tensor:
-    """Scale gradients so that the norm of those of the whole model is at most max_norm; returns the norm, as ().
+    """Scale gradients so that the norm over the whole model is at most max_norm; returns the norm, as ().
 
-    As torch.nn.utils.clip_grad_norm_ (2-norm) with all parameters on one rank, whatever of shard(), tensor_parallel()
-    and pipeline() the model went through; one collective call of all ranks. With DistributedOptimizer after backward().
+    As torch.nn.utils.clip_grad_norm_ (2-norm) with all parameters on one rank, for models after any of shard(),
+    tensor_parallel() and pipeline(); a collective call of all ranks. With DistributedOptimizer call it after
+    backward().
+
+    parameters: this rank's.
+    max_norm: upper limit.
+    mesh: of the model; None for the newest one.
+    eps: added to the norm in the division.
     """
     mesh = take_mesh(mesh, "clip_grad_norm_()")
     squares = torch.zeros((), device=mesh.device)
@@ -35,7 +41,7 @@ def clip_grad_norm_(
             sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
             parts = math.prod(size for placement, size in sizes if placement != Replicate())
         shards.append(local)
-        # The ranks of a stage have dp * tp gradients of this parameter, of which `parts` differ.
+        # The ranks of a stage have dp * tp gradients of this parameter, `parts` of them different.
         squares += torch.linalg.vector_norm(local, dtype=torch.float32).to(mesh.device) ** 2 * parts
     dist.all_reduce(squares)
     total = (squares / (mesh.dp * mesh.tp)).sqrt()
@@ -46,6 +52,6 @@ def clip_grad_norm_(
 
 
 def _summed(gradient: DTensor) -> DTensor:
-    """The gradient without parts that are still to be added up over ranks."""
+    """Return the gradient after summing partial gradients over ranks."""
     placements = [Replicate() if isinstance(each, Partial) else each for each in gradient.placements]
     return gradient.redistribute(placements=placements)

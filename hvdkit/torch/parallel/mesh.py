@@ -1,4 +1,4 @@
-"""Mesh: the ranks of the world as pipeline stages x replicas x tensor-parallel ranks, placed by their hosts."""
+"""Mesh: the ranks of the world as pipeline stages x replicas x tensor-parallel ranks, arranged by their hosts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _latest: list[Mesh] = []
 
 
 def init(backend: str | None = None) -> None:
-    """Join hvdkit's world and torch.distributed's, where that has not been done; a collective call.
+    """Join hvdkit's world and torch.distributed's, unless that has been done; a collective call.
 
     backend: of torch.distributed; default: hvdkit, and NCCL for tensors on a GPU.
-    Raises ParallelError where the ranks of torch.distributed are others than hvdkit's.
+    Raises ParallelError if the ranks of torch.distributed differ from hvdkit's.
     """
     basics.init()
     world = engine.runtime("parallel.init()").world
@@ -42,7 +42,7 @@ def init(backend: str | None = None) -> None:
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """Tell the meter of the mesh that was made last of each step of an optimizer."""
+    """Make each optimizer step call stepped() of the newest mesh's meter."""
 
     def stepped(optimizer: torch.optim.Optimizer, _arguments: Any, _options: Any) -> None:
         for mesh in _latest:
@@ -53,15 +53,21 @@ def _watch_optimizers() -> None:
 
 
 class Mesh:
-    """dp replicas of a model, whose layers are cut over tp ranks and whose stages over pp; a collective call.
+    """dp replicas of a model, with layers divided over tp ranks and stages over pp ranks; a collective call.
 
-    dp: None for as many replicas as there are ranks for. tp groups lie inside a host, stages between hosts; a warning
-    says what it costs where they cannot. shard(), tensor_parallel() and the others use the mesh that was made last.
+    dp: number of replicas; None for as many as the ranks allow. tp groups lie inside a host, stages between hosts; a
+    warning describes the cost if they cannot. shard(), tensor_parallel() and the others use the newest mesh.
+    tp: number of tensor-parallel ranks.
+    pp: number of pipeline stages.
     backend: see init(), which this calls.
 
-    placement: which rank is where. coordinates: of this rank, by axis, from 0. device_mesh: torch's, with the axes
-    "pp", "dp" and "tp". meter: what `hvdkit profile` learns its steps from.
-    Raises ParallelError where dp * tp * pp is not the number of ranks.
+    Attributes:
+    placement: the rank at each coordinate.
+    coordinates: of this rank, by axis, from 0.
+    device_mesh: torch's, with the axes "pp", "dp" and "tp".
+    meter: measures steps for `hvdkit profile`.
+
+    Raises ParallelError if dp * tp * pp is not the number of ranks.
     """
 
     def __init__(self, *, dp: int | None = None, tp: int = 1, pp: int = 1, backend: str | None = None) -> None:
@@ -85,18 +91,18 @@ class Mesh:
         _latest[:] = [self]
 
     def _find_waits(self) -> dict[str, Any]:
-        """The waits of the process groups of the axes, as far as they are hvdkit's."""
+        """Return the waits of the axes' process groups, if they are hvdkit's."""
         groups: dict[str, Any] = {axis: self.device_mesh[axis].get_group() for axis in AXES if getattr(self, axis) > 1}
         if dist.group.WORLD not in groups.values():
             groups["world"] = dist.group.WORLD
         return {axis: group.waits for axis, group in groups.items() if hasattr(group, "waits")}
 
     def ranks(self, axis: str) -> list[int]:
-        """The ranks along an axis that share this rank's other coordinates, in the order of the axis."""
+        """Return the ranks along an axis that share this rank's other coordinates, in the order of the axis."""
         return self.placement.group(axis, self.rank)
 
     def group(self, axis: str) -> ProcessSet:
-        """hvdkit's process set of `ranks(axis)`; the first call for an axis is collective, and makes all its groups.
+        """Return hvdkit's process set of `ranks(axis)`; the first call for an axis is collective and makes all groups.
 
         For DistributedOptimizer and the collectives: `process_set=mesh.group("dp")`.
         """
@@ -113,7 +119,7 @@ class Mesh:
 
 
 def take_mesh(mesh: Mesh | None, call: str) -> Mesh:
-    """The given mesh, else the one that was made last. Raises ParallelError if there is none."""
+    """Return the given mesh, else the newest one. Raises ParallelError if none exists."""
     if mesh is None and not _latest:
         raise ParallelError(f"{call} needs a mesh. Make one first, on all ranks: Mesh(dp=..., tp=..., pp=...).")
     return mesh or _latest[0]

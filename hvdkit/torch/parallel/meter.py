@@ -1,6 +1,6 @@
-"""What a training step on a mesh is made of, for `hvdkit profile`: stages, waits of each axis, and the rest.
+"""The time of a training step on a mesh, for `hvdkit profile`: stages, waits of each axis, and the rest.
 
-A step ends when the optimizer has stepped; of several optimizers the one counts that has stepped first.
+A step ends when the optimizer has stepped; with several optimizers, the first one that stepped counts.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hvdkit.engine.observe.totals import COUNTER
 
 
 class Counter(Protocol):
-    """seconds: that rise."""
+    """A rising number of seconds."""
 
     seconds: float
 
 
 class StepMeter:
-    """Seconds of the steps of this rank; costs two comparisons a step while nothing is recorded.
+    """Seconds of the steps of this rank; without recording it costs two comparisons per step.
 
-    name: of the mesh. ranks: of the world. waits: of the process group of each axis, and of "world".
+    name: of the mesh. ranks: of the world. waits: of each axis's process group, and of "world".
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...], waits: Mapping[str, Counter]) -> None:
@@ -35,12 +35,18 @@ class StepMeter:
         self._number = 0
 
     def describe(self, schedule: str, ranks: int, stages: int, microbatches: int) -> None:
-        """A pipeline of `stages` a rank belongs to the mesh."""
+        """Record that a pipeline of `stages` belongs to the mesh.
+
+        schedule: its name.
+        ranks: of the pipeline.
+        stages: per rank.
+        microbatches: per batch.
+        """
         self._name = f"{self._name}, {schedule}, {microbatches} micro-batches"
         self._pipeline = (ranks, stages, microbatches)
 
     def watch(self, stage: Any, number: int) -> None:
-        """Count the seconds in which a PipelineStage of torch computes, without its waits."""
+        """Count the seconds in which a torch PipelineStage computes, without its waits."""
         for method, part in (
             ("forward_one_chunk", "forward"),
             ("backward_one_chunk", "backward"),
@@ -63,7 +69,7 @@ class StepMeter:
         return sum(each.seconds for each in self._waits.values()) + COUNTER.waited_s
 
     def stepped(self, optimizer: object) -> None:
-        """An optimizer has stepped."""
+        """Count a step of an optimizer."""
         if not RECORDER.on:
             self._before = None
             return

@@ -1,4 +1,4 @@
-"""The modules of this rank, and what is known of the whole model that they were cut from."""
+"""The modules of this rank, and the outline of the whole model to which they belong."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvdkit.parallel.patterns import select
 
 @dataclass(frozen=True)
 class Outline:
-    """names: of all modules of the whole model, in its order. blocks: of those that repeat, such as its layers."""
+    """names: of all modules of the whole model, in its order. blocks: of the repeating modules, such as its layers."""
 
     names: tuple[str, ...]
     blocks: tuple[str, ...]
 
 
 class Stage(nn.Module):
-    """Some parts of a chain of modules, one after the other, under the names that they have in the whole model.
+    """Some modules of a chain, one after the other, under their names in the whole model.
 
     parts: by name. outline: of the whole model.
     """
@@ -34,14 +34,14 @@ class Stage(nn.Module):
             put(self, name, part)
 
     def forward(self, value: torch.Tensor) -> Any:
-        """Call the parts, each with what the one before it has returned."""
+        """Call the parts in turn, each with the result of the one before it."""
         for name in self.part_names:
             value = self.get_submodule(name)(value)
         return value
 
 
 def put(tree: nn.Module, name: str, module: nn.Module) -> None:
-    """Make `module` the submodule of this name; the modules above it are made where there are none."""
+    """Make `module` the submodule of this name, adding parent modules if necessary."""
     *above, last = name.split(".")
     for part in above:
         if part not in dict(tree.named_children()):
@@ -54,7 +54,7 @@ def put(tree: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def outline_of(model: nn.Module) -> Outline:
-    """The outline of the whole model that this is, or is a stage of."""
+    """Return the outline of the whole model that this module, or stage, belongs to."""
     if isinstance(model, Stage):
         return model.outline
     names = tuple(name for name, _ in model.named_modules() if name)
@@ -62,7 +62,7 @@ def outline_of(model: nn.Module) -> Outline:
 
 
 def _find_blocks(module: nn.Module, prefix: str) -> Iterator[str]:
-    """Siblings of one class that have children themselves; the outermost ones."""
+    """Yield sibling modules of one class that have children themselves; the outermost ones."""
     counts = Counter(type(child) for child in module.children())
     for name, child in module.named_children():
         if not any(True for _ in child.children()):
@@ -74,9 +74,9 @@ def _find_blocks(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def select_blocks(call: str, model: nn.Module, blocks: str | Sequence[str] | None) -> list[str]:
-    """Names of the blocks in this module. blocks: patterns; None for the modules that repeat.
+    """Return the names of the blocks in this module. blocks: patterns; None for the repeating modules.
 
-    Raises ParallelError for a pattern that names no module of the whole model.
+    Raises ParallelError for a pattern that matches no module of the whole model.
     """
     outline = outline_of(model)
     patterns = [blocks] if isinstance(blocks, str) else blocks

@@ -1,4 +1,4 @@
-"""pipeline(): a model cut into stages of about equal time over the pp ranks of a mesh."""
+"""pipeline(): a model divided into stages of about equal time over the pp ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -26,19 +26,24 @@ from hvdkit.torch.parallel.modules import Stage, outline_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-#: Schedules that compute gradients of inputs and of weights apart. torch then adds the latter up without autograd, so
-#: that no hook sees them. In the first two FSDP2 loses them too.
+#: Schedules that compute gradients of inputs and of weights separately. torch then accumulates the latter without
+#: autograd, so that no hook sees them. In the first two FSDP2 loses them too.
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 ZERO_BUBBLE = SPLIT_BACKWARD[:2]
-#: Of losses.
+#: Possible dtypes of a loss.
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Pipeline:
     """The stages of this rank and their schedule; made by pipeline().
 
-    stages: this rank's modules, whose names are those of the whole model. numbers: their numbers, of `count`.
-    schedule: its name. microbatches: into which step() cuts a batch. v_shaped: see stages_of_rank().
+    stages: this rank's modules, with the names of the whole model.
+    numbers: of these stages.
+    count: number of all stages.
+    mesh: of the pipeline.
+    schedule: its name.
+    microbatches: number of micro-batches per batch in step().
+    v_shaped: see stages_of_rank().
     """
 
     def __init__(
@@ -61,8 +66,8 @@ class Pipeline:
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run forward and backward of one batch; a collective call of the stages of a replica.
 
-        inputs, targets: (batch, ...), the whole batch of this replica, which all its stages get alike. Gradients are
-        those of the mean loss over the micro-batches, which is returned, on all stages, as a tensor of shape ().
+        inputs, targets: (batch, ...), the whole batch of this replica, the same for all its stages. Gradients are those
+        of the mean loss over the micro-batches. Returns that loss, on all stages, as a tensor of shape ().
         """
         if self.schedule in SPLIT_BACKWARD and any(each._post_accumulate_grad_hooks for each in self.parameters()):
             raise ParallelError(
@@ -92,7 +97,7 @@ class Pipeline:
         return mean if mean is not None and self.mesh.pp == 1 else self._broadcast(mean, inputs.device)
 
     def _broadcast(self, mean: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-        """The last stage's mean loss, in its dtype, on all stages; those before it do not know that dtype."""
+        """Send the last stage's mean loss, in its dtype, to all stages; earlier stages do not know that dtype."""
         sent = torch.zeros(2, dtype=torch.float64, device=device)
         if mean is not None:
             sent[0], sent[1] = mean, _DTYPES.index(mean.dtype)
@@ -101,12 +106,12 @@ class Pipeline:
         dist.broadcast(sent, root, group=self.mesh.device_mesh["pp"].get_group())
         if mean is not None:
             return mean
-        if self._loss_dtype is None:  # once, as a GPU has to be waited for
+        if self._loss_dtype is None:  # once, because it waits for a GPU
             self._loss_dtype = _DTYPES[int(sent[1])]
         return sent[0].to(self._loss_dtype)
 
     def _numbers_of(self, place: int) -> list[int]:
-        """The stages of a rank of the pipeline."""
+        """Return the stages of a rank of the pipeline."""
         return stages_of_rank(place, self.mesh.pp, self.count, v_shaped=self._v_shaped)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -146,21 +151,24 @@ def pipeline(
     costs: Sequence[float] | None = None,
     mesh: Mesh | None = None,
 ) -> Pipeline:
-    """Cut a model into stages of about equal time, and keep those of this rank; a collective call.
+    """Divide a model into stages of about equal time, and keep those of this rank; a collective call.
 
     Call it before tensor_parallel(), recompute() and shard(), which take the pipeline in place of the model. The model
     must be a chain: each part takes what the one before it returns, one tensor. On rank 0 it is run once to check that.
 
-    loss: takes (outputs, targets) of a micro-batch and returns their mean loss. example: inputs of one micro-batch,
-    (micro-batch, ...). microbatches: into which a batch is cut; more of them leave the ranks less idle.
+    loss: takes (outputs, targets) of a micro-batch and returns their mean loss.
+    example: inputs of one micro-batch, (micro-batch, ...).
+    microbatches: number of micro-batches in a batch; with more of them ranks are less idle.
     schedule: of torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble,
     ZBVZeroBubble or DualPipeV; of these the zero-bubble ones not with shard(), and the last three not with
     DistributedOptimizer, which would miss gradients.
-    stages: in all; default: one a rank, or two where the schedule takes several.
+    stages: number of all stages; default: one per rank, or two if the schedule allows several.
     parts: patterns of the module names, in the order of the chain; default: the model's children, and those of its
-    ModuleLists and Sequentials. costs: of each part, in any unit; default: the seconds of forward and backward of the
-    example, measured on rank 0.
-    Raises ParallelError for a model that is no chain, stages that do not fit and unknown schedules.
+    ModuleLists and Sequentials.
+    costs: of each part, in any unit; default: the seconds of forward and backward of the example, measured on rank 0.
+    mesh: default: the newest one.
+
+    Raises ParallelError for a model that is not a chain, numbers of stages that do not fit, and unknown schedules.
     """
     mesh = take_mesh(mesh, "pipeline()")
     known = {name.lower(): name for name in SCHEDULES}
@@ -197,5 +205,5 @@ def pipeline(
 
 
 def modules_of(model: nn.Module | Pipeline) -> list[nn.Module]:
-    """The stages of a pipeline, or the model itself."""
+    """Return the stages of a pipeline, or the model itself."""
     return list(model.stages) if isinstance(model, Pipeline) else [model]

@@ -1,4 +1,4 @@
-"""shard(): parameters, gradients and optimizer state over the replicas (FSDP2). recompute(): activations dropped."""
+"""shard(): parameters, gradients, optimizer state over the replicas (FSDP2). recompute(): drops activations."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def shard(
 
     A collective call, after tensor_parallel() and recompute(), before the optimizer is made. backward() averages the
     gradients over the replicas, so the optimizer is a plain one. The ranks must hold the same weights.
-    blocks: patterns of the modules that are gathered one at a time, such as "layers.*"; default: those that repeat.
+    blocks: patterns of the modules that are gathered one at a time, such as "layers.*"; default: the repeating modules.
     options: of torch's fully_shard: mp_policy, offload_policy, reshard_after_forward, ...
-    Raises ParallelError for a pattern without a module, a model that is sharded already, and a pipeline with a
+    Raises ParallelError for a pattern without a module, a model that is already sharded, and a pipeline with a
     zero-bubble schedule over several replicas.
     """
     mesh = take_mesh(mesh, "shard()")
@@ -48,9 +48,10 @@ def shard(
 def recompute(model: Model, *, blocks: str | Sequence[str] | None = None) -> Model:
     """Keep only the inputs of blocks in forward, and compute them again in backward; in place, returns the model.
 
-    After tensor_parallel(), before shard(). blocks: patterns, such as "layers.*"; default: the modules that repeat.
+    Call it after tensor_parallel(), before shard(). blocks: patterns, such as "layers.*"; default: the repeating
+    modules.
     Names in state_dict() stay as they are.
-    Raises ParallelError for a pattern without a module, and for a model that is sharded already.
+    Raises ParallelError for a pattern without a module, and for a model that is already sharded.
     """
     for module in modules_of(model):
         if any(isinstance(each, FSDPModule) for each in module.modules()):

@@ -1,4 +1,4 @@
-"""tensor_parallel(): layers cut over the tp ranks of a mesh, by a plan of module names."""
+"""tensor_parallel(): divides layers over the tp ranks of a mesh, by a plan of module names."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
 
 
 def tensor_parallel(model: Model, plan: Mapping[str, str], *, mesh: Mesh | None = None) -> Model:
-    """Cut layers over the tp ranks of the mesh, in place; returns the model. A collective call, before shard().
+    """Divide layers over the tp ranks of the mesh, in place; returns the model. A collective call, before shard().
 
-    plan: pattern of module names, such as "layers.*.query" -> how the layer is cut; the first match counts:
-      "column"      Linear: by its outputs, of which each rank then has its own part
-      "row"         Linear: by its inputs, the parts of a "column" layer; the results are added up over the ranks
+    plan: pattern of module names, such as "layers.*.query" -> how the layer is divided; the first match counts:
+        "column"      Linear: by its outputs, of which each rank then has its own shard
+        "row"         Linear: by its inputs, the shards of a "column" layer; the results are summed over the ranks
       "vocabulary"  Embedding: by its rows. Linear: by its outputs, which are then gathered
-      "loss"        Linear: by its outputs, which stay where they are; compute the loss, and call backward() or step(),
+        "loss"        Linear: by its outputs, which remain sharded; compute the loss, and call backward() or step(),
                     within `with parallel.loss_parallel():`
-      "sequence"    LayerNorm, RMSNorm, Dropout: each rank has its part of dimension 1 of (batch, sequence, width). If a
-                    plan has such layers, activations between "row" and "column" layers are cut in this way too, and
-                    embeddings must take (batch, sequence) or (1, sequence)
+        "sequence"    LayerNorm, RMSNorm, Dropout: each rank has its shard of dimension 1 of (batch, sequence, width).
+      If a plan has such layers, activations between "row" and "column" layers are sharded in this way too, and
+                      embeddings must take (batch, sequence) or (1, sequence)
     Other modules stay whole, on all ranks. Between "column" and "row" the model sees 1 / tp of the width: it must take
     the number of heads from the width (`x.unflatten(-1, (-1, head_width))`). A Linear for query, key and value together
-    cannot be cut, as its parts would not be those of heads: use three. The weights of the first tp rank count.
+    cannot be divided, as its shards would not be those of heads: use three. The weights of the first tp rank count.
 
-    Raises ParallelError for a pattern without a module, an unknown style, or a layer that cannot be cut so.
+    Raises ParallelError for a pattern without a module, an unknown style, or a layer that cannot be divided so.
     """
     mesh = take_mesh(mesh, "tensor_parallel()")
     for module in modules_of(model):
@@ -70,7 +70,7 @@ def tensor_parallel(model: Model, plan: Mapping[str, str], *, mesh: Mesh | None 
 
 
 def _styles(sequence: bool) -> dict[tuple[str, bool], ParallelStyle]:
-    """torch's style for each of ours; True for embeddings. sequence: are activations between layers cut?"""
+    """Return torch's style for each plan style; True for embeddings. sequence: shard activations between layers."""
     between = Shard(1) if sequence else Replicate()
     return {
         ("column", False): ColwiseParallel(input_layouts=between),
@@ -83,7 +83,7 @@ def _styles(sequence: bool) -> dict[tuple[str, bool], ParallelStyle]:
 
 
 def _check(name: str, layer: nn.Module, style: str, tp: int) -> None:
-    """Raise ParallelError for a layer that cannot be cut in this style."""
+    """Raise ParallelError for a layer that cannot be divided in this style."""
     if style == "sequence":
         fits, cut, size = isinstance(layer, _NORMS), "", 0
     elif isinstance(layer, nn.Embedding):

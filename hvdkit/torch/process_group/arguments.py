@@ -1,4 +1,4 @@
-"""What torch.distributed passes to a process group, as buffers and operations of a transport."""
+"""Conversion of torch.distributed's arguments to buffers and operations of a transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BITWISE: dict[object, Callable[..., torch.Tensor]] = {
 class Reduction:
     """A ReduceOp for numbers of a dtype over `size` ranks.
 
-    op, scale: as a transport has them. bitwise: instead of them, for BAND, BOR and BXOR; else None.
+    op, scale: for a transport. bitwise: replaces them for BAND, BOR and BXOR; else None.
     Raises TypeError for a dtype without this reduction, ValueError for an unknown ReduceOp.
     """
 
@@ -51,7 +51,7 @@ class Reduction:
 class Memory:
     """Contiguous memory for a tensor of a collective: the tensor's own, if that is contiguous.
 
-    filled: is it an output? It is then to be given back by `finish`. Raises TypeError for what a rank cannot send.
+    filled: it is an output, and `finish` copies it back. Raises TypeError for a tensor that cannot be sent.
     """
 
     def __init__(self, tensor: torch.Tensor, call: str, *, filled: bool = False) -> None:
@@ -69,7 +69,7 @@ class Memory:
         self.buffer = as_buffer(self.flat)
 
     def finish(self) -> None:
-        """Give the tensor what came into its memory."""
+        """Copy the received memory to the tensor."""
         if self._filled and self.flat is not self.tensor:
             self.tensor.detach().copy_(self.flat)
 
@@ -81,7 +81,7 @@ def finish_all(memories: Sequence[Memory]) -> None:
 
 
 def divide_evenly(buffer: Buffer, size: int, count: int, call: str) -> list[Buffer]:
-    """`buffer` (size * count,) as a piece (count,) for each rank. Raises ValueError for another number of elements."""
+    """Divide `buffer` (size * count,) into a buffer (count,) per rank. ValueError for another number of elements."""
     if buffer.count != size * count:
         raise ValueError(
             f"{call}: {buffer.count} elements cannot be {size} pieces of {count}, one for each of the {size} ranks."
@@ -90,7 +90,7 @@ def divide_evenly(buffer: Buffer, size: int, count: int, call: str) -> list[Buff
 
 
 def divide_rows(tensor: torch.Tensor, buffer: Buffer, splits: Sequence[int], size: int, call: str) -> list[Buffer]:
-    """The tensor's rows as a piece for each rank. splits: rows of each; equal ones if empty.
+    """Divide the tensor's rows into a buffer per rank. splits: rows of each; equal numbers if empty.
 
     Raises ValueError for splits that do not fit.
     """
@@ -110,7 +110,7 @@ def divide_rows(tensor: torch.Tensor, buffer: Buffer, splits: Sequence[int], siz
 
 
 def check_alike(buffers: Sequence[Buffer], call: str) -> None:
-    """Raise TypeError for buffers of several dtypes."""
+    """Raise TypeError for buffers of different dtypes."""
     names = sorted({buffer.dtype for buffer in buffers})
     if len(names) > 1:
         raise TypeError(f"{call}: the tensors have the dtypes {', '.join(names)}. Pass tensors of one dtype.")

@@ -1,8 +1,9 @@
-"""The process group: what torch.distributed and its C++ parts call, done by a transport of hvdkit.
+"""The process group that torch.distributed and its C++ code call; a transport of hvdkit does the work.
 
 Methods have torch's names, of 2.14 and before (`_allgather_base` and the like). Tensors are on the CPU. Contiguous ones
-are read and filled in place; others are copied. All raise TypeError and ValueError for arguments before anything is
-sent, and RankLostError, which names the rank, where one has died: from the call, or from wait() if it is asynchronous.
+are read and filled in place; others are copied. All methods raise TypeError and ValueError for arguments before
+anything is sent, and RankLostError, which names the rank, if one has died: from the call, or from wait() if it is
+asynchronous.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ from hvdkit.transport.buffer import Buffer, make_buffer
 Tensor = torch.Tensor
 
 
-# Of its overloads C++ and torch.distributed call one each, by position; mypy would have all of them here.
+# C++ and torch.distributed call one overload each, by position; mypy would require all of them here.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed over a transport, which close() closes.
 
-    store: of the group, for torch. timeout_s: of a collective. waits: see Waits. getGroupName() and others: see torch.
+    store: of the group, for torch.
+    timeout_s: of a collective.
+
+    The attribute waits: see Waits. For other methods see torch.
     """
 
     def __init__(self, store: Store, transport: Transport, name: str, timeout_s: float) -> None:
@@ -51,7 +55,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._name, self._works = name, WorkQueue(name, timeout_s, transport.check, self.waits)
 
     def getBackendName(self) -> str:
-        """The name that it is registered by."""
+        """Return the name under which the backend is registered."""
         return "hvdkit"
 
     def name(self) -> str:
@@ -63,16 +67,16 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return [torch.device("cpu")]
 
     def _get_backend(self, _device: torch.device) -> HvdkitProcessGroup:
-        """What torch 2.14 and later ask for abilities of a backend, such as to coalesce messages: it has none."""
+        """Return the group, which torch 2.14 and later query for abilities such as coalescing: it has none."""
         return self
 
     def get_group_store(self) -> Store:
-        """The store of the group."""
+        """Return the store of the group."""
         return self._store
 
     @property
     def group_name(self) -> str:
-        """torch's name of the group."""
+        """torch's name for the group."""
         return self._name
 
     def getGroupName(self) -> str:
@@ -88,7 +92,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _collective(
         self, run: Callable[[], None], filled: Sequence[Memory], opts: Any, outputs: Sequence[Tensor] | None = None
     ) -> dist.Work:
-        """Do it, and give the tensors back what came into their memory."""
+        """Run the collective, and copy received memory back to the tensors."""
         if any(memory.flat is not memory.tensor for memory in filled):
             straight = run
 
@@ -110,7 +114,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def _reducing(self, buffer: Buffer, reduce_op: Any, call: str) -> Callable[[], None]:
-        """What reduces a buffer over all ranks, in place."""
+        """Return a function that reduces a buffer over all ranks, in place."""
         reduction = Reduction(reduce_op, buffer.dtype, self._size, call)
         if reduction.bitwise is None:
             return functools.partial(self.transport.allreduce, buffer, reduction.op, reduction.scale)
@@ -124,7 +128,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return run
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Reduce the tensor over all ranks, in place on the root; other ranks' stay as they are."""
+        """Reduce the tensor over all ranks, in place on the root; the tensors of other ranks do not change."""
         (tensor,) = tensors
         memory = Memory(tensor, "reduce", filled=opts.rootRank == self._rank)
         buffer = memory.buffer
@@ -134,7 +138,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._collective(self._reducing(buffer, opts.reduceOp, "reduce"), [memory], opts)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Fill the tensors with the root's."""
+        """Fill the tensors with the root's values."""
         memories = [Memory(tensor, "broadcast", filled=opts.rootRank != self._rank) for tensor in tensors]
         transport, root = self.transport, opts.rootRank
         runs = [functools.partial(transport.broadcast, memory.buffer, root) for memory in memories]
@@ -143,7 +147,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        """Fill the outputs, one a rank, with the ranks' inputs, which may have different sizes."""
+        """Fill the outputs, one per rank, with the ranks' inputs, which may have different sizes."""
         runs, filled = [], []
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             memories = [Memory(output, "all_gather", filled=True) for output in outputs]
@@ -166,7 +170,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        """Several all-gathers: output_lists[rank][i] gets that rank's inputs[i]."""
+        """Gather several inputs: output_lists[rank][i] gets that rank's inputs[i]."""
         return self.allgather([list(outputs) for outputs in zip(*output_lists, strict=True)], inputs, opts)
 
     def all_gather_single_coalesced(
@@ -216,7 +220,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        """Fill each output (n elements) with this rank's part of the reduction of the inputs (size * n)."""
+        """Fill each output (n elements) with this rank's segment of the reduction of the inputs (size * n)."""
         call, runs, filled = "reduce_scatter_tensor", [], []
         for output, tensor in zip(outputs, inputs, strict=True):
             memory, whole = Memory(output, call, filled=True), Memory(tensor, call).buffer
@@ -245,7 +249,14 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> dist.Work:
-        """Like alltoall(), with the rows of one tensor; splits: rows for each rank, empty for equal ones."""
+        """As alltoall(), with the rows of one tensor.
+
+        output: is filled.
+        tensor: is sent.
+        output_splits: rows from each rank, empty for equal numbers.
+        input_splits: rows for each rank, empty for equal numbers.
+        opts: torch's.
+        """
         call = "all_to_all_single"
         filled, own = Memory(output, call, filled=True), Memory(tensor, call)
         received = divide_rows(output, filled.buffer, output_splits, self._size, call)
@@ -262,7 +273,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._collective(functools.partial(self.transport.alltoall_into, received, sent), filled, opts)
 
     def gather(self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Fill the root's outputs, one a rank, with the ranks' inputs (of one size)."""
+        """Fill the root's outputs, one per rank, with the ranks' inputs (of one size)."""
         (tensor,), root = inputs, opts.rootRank
         filled, own = [], Memory(tensor, "gather").buffer
         if root == self._rank:
@@ -282,7 +293,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._collective(run, [memory], opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Return when every rank has called it."""
+        """Wait until every rank has called barrier()."""
         return self._do(self.transport.barrier, (), opts)
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> dist.Work:
@@ -298,7 +309,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return Message(self.transport.ireceive(memory.buffer, peer, tag), tensors, memory.finish, self.waits)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
-        """Refused: hvdkit's transports receive from a rank that is named."""
+        """Raise an error: hvdkit's transports receive only from a given rank."""
         raise TransportError("recv: the hvdkit backend does not receive from any rank. Pass src= or group_src=.")
 
     # Names before torch 2.13.
@@ -309,7 +320,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def close(self) -> None:
-        """Give everything back; not collective. Later calls are errors."""
+        """Free all resources; not collective. Later calls are errors."""
         self._works.close(
             TransportError(
                 f"Process group {self._name} was destroyed, or hvd.shutdown() was called. Make a new one with "

@@ -1,4 +1,4 @@
-"""Making the backend known to torch.distributed, and its process groups."""
+"""Registration of the backend at torch.distributed, and construction of its process groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hvdkit.world import has_master_address
 
 NAME = "hvdkit"
 
-#: All process groups that there are, and the first one of all ranks.
+#: All existing process groups, and the first one of all ranks.
 _groups: weakref.WeakSet[HvdkitProcessGroup] = weakref.WeakSet()
 _world: HvdkitProcessGroup | None = None
 #: torch.distributed's world, if join_world() has joined it.
@@ -31,7 +31,7 @@ _joined: list[Any] = []
 
 
 def register() -> None:
-    """Make init_process_group("hvdkit") known; also without MASTER_ADDR, as under mpirun and srun."""
+    """Register init_process_group("hvdkit"), which also works without MASTER_ADDR, as under mpirun and srun."""
     if NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, make_process_group, extended_api=True, devices=["cpu"])
@@ -40,7 +40,7 @@ def register() -> None:
 
 
 def join_world(backend: str = NAME) -> None:
-    """Join torch.distributed's world with the ranks of hvdkit's, where none was joined; shutdown() ends it. Collective.
+    """Join torch.distributed's world with hvdkit's ranks, unless it was joined; shutdown() ends it. Collective.
 
     backend: of torch.distributed.
     """
@@ -65,11 +65,11 @@ def _leave_at_shutdown() -> None:
 
 
 def make_process_group(options: Any, _backend_options: Any = None) -> HvdkitProcessGroup:
-    """Make the group of all ranks, or of some of them; collective among its ranks. hvd.init() is called if it was not.
+    """Make the group of all ranks, or of some of them; collective among its ranks. Calls hvd.init() if necessary.
 
     options: torch's _DistributedBackendOptions.
-    Raises WorldError if rank and size are not those of this process, or for some ranks where the group of all ranks is
-    another backend's; and what hvd.init() raises.
+    Raises WorldError if rank and size are not those of this process, or for a group of some ranks if the group of all
+    ranks has another backend; and what hvd.init() raises.
     """
     global _world
     init()
@@ -107,7 +107,7 @@ _torch_env = _rendezvous_handlers["env"]
 def _find_ranks(
     url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """torch's rendezvous by variables; without MASTER_ADDR and MASTER_PORT, the ranks that hvdkit finds by itself."""
+    """torch's rendezvous by variables; without MASTER_ADDR and MASTER_PORT, hvdkit finds the ranks itself."""
     if has_master_address():
         yield from _torch_env(url, timeout=timeout, **options)
         return
@@ -135,10 +135,10 @@ def _close_all() -> None:
 
 
 def _clear_sharded_results() -> None:
-    """Clear torch's caches of the placements of DTensors: they hold the meshes of the world that has ended.
+    """Clear torch's caches of the placements of DTensors, which hold the meshes of the ended world.
 
-    An equal mesh of the next world would otherwise meet in process groups that are gone ("Could not resolve the process
-    group"), with torch's own backends too.
+    An equal mesh of the next world would otherwise use process groups that no longer exist ("Could not resolve the
+    process group"), with torch's own backends too.
     """
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is None:

@@ -1,11 +1,12 @@
-"""The collectives of a process group: one after another, in the order of the calls, which is the same on all ranks.
+"""The collectives of a process group: run one at a time, in the order of the calls, which is equal on all ranks.
 
-A synchronous one runs on the thread that calls it. An asynchronous one runs on a thread of the group, or on the first
-thread that waits for it, if that comes earlier: so who waits at once does not wait for a thread to wake up.
+A synchronous collective runs on the calling thread. An asynchronous one runs on a thread of the group, or on the first
+thread that waits for it, if that comes earlier: so a caller that waits at once does not wait for a thread to wake up.
 
 Callbacks of a collective's future (then()) run on a thread of the group, and may call collectives and wait for them.
-These run before what is called after get_future(), on all ranks alike, whenever the callbacks begin; then() is to be
-called right after that. Where the callbacks' thread is blocked, another thread of the group does them.
+These collectives run before those that are called after get_future(), on all ranks alike, regardless of when the
+callbacks begin; call then() right after get_future(). While the callbacks' thread is blocked, another thread of the
+group runs the collectives.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from hvdkit.errors import TransportError
 from hvdkit.torch.process_group.works import Done, Pending, Waits
 from hvdkit.transport.polling import drive_all, drives, watch_waits
 
-_TURN_S = 0.001  # between two looks at this thread's messages, while another thread does a collective
-_EXIT_S = 1.0  # for what threads of groups still do when Python ends
-_LOOK_S = 5.0  # between two looks at whether callbacks take too long
+_TURN_S = 0.001  # between two polls of this thread's messages, while another thread runs a collective
+_EXIT_S = 1.0  # for the remaining work of groups' threads when Python ends
+_LOOK_S = 5.0  # between two checks whether callbacks take too long
 
 
-#: Threads of groups that are not idle: they call torch, or have yet to free objects of torch.
+#: Threads of groups that are not idle: they call torch, or still hold objects of torch.
 _busy: set[threading.Thread] = set()
 
 
 @atexit.register
 def _wait_until_idle() -> None:
-    """A thread that returns to torch's C++ when Python has ended would end the process with SIGABRT."""
+    """Wait for groups' threads: one that returns to torch's C++ code after Python's end would abort with SIGABRT."""
     deadline = time.monotonic() + _EXIT_S
     while _busy and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -45,7 +46,9 @@ def _wait_until_idle() -> None:
 class Queued(Pending):
     """A collective of a WorkQueue.
 
-    run: does it, on any thread. level: of those who have called it. number: of it in that level.
+    run: runs it, on any thread.
+    level: of its callers.
+    number: in that level.
     """
 
     def __init__(
@@ -53,12 +56,12 @@ class Queued(Pending):
     ) -> None:
         super().__init__(outputs)
         self._works, self.run, self.level, self._number = works, run, level, number
-        self._is_last = False  # called in its level, when get_future() was called
+        self._is_last = False  # whether it was the last call of its level when get_future() was called
         self._future: torch.futures.Future[Any] | None = None
         self._guard = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when it is done. Raises what it has failed with, RankLostError where a rank has died."""
+        """Wait until the collective is done. Raises its error, RankLostError if a rank has died."""
         if not self.done:
             with self._works.waits.counting():
                 self._works.finish(self)
@@ -67,7 +70,7 @@ class Queued(Pending):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors; fails as wait() does."""
+        """Return a future of the tensors; it fails as wait() does."""
         with self._guard:
             if self._future is not None:
                 return self._future
@@ -79,9 +82,10 @@ class Queued(Pending):
         return self._future
 
     def end(self, error: BaseException | None) -> Level | None:
-        """It is done, or has failed. Returns the level of its callbacks, for settle(); None if that is not needed.
+        """Record the end, or the failure. Returns the level of its callbacks, for settle(); None without callbacks.
 
-        A new one if no collective was called between this one and get_future(). Otherwise theirs come after that one.
+        The level is new if no collective was called between this one and get_future(); else it is this collective's
+        level.
         """
         with self._guard:
             self.error, self.done = error, True
@@ -90,7 +94,7 @@ class Queued(Pending):
             return Level() if self._is_last else self.level
 
     def settle(self) -> None:
-        """Complete the future; its callbacks run here."""
+        """Complete the future; its callbacks run in this call."""
         assert self._future is not None
         if self.error is not None:
             self._future.set_exception(self.error)
@@ -99,38 +103,40 @@ class Queued(Pending):
 
 
 class Level(deque[Queued]):
-    """Collectives that wait, called by the same callbacks, or by none. called: how many were called so far."""
+    """Waiting collectives, called by the same callbacks, or outside of callbacks. called: number of calls so far."""
 
     called = 0
 
 
 class WorkQueue:
-    """The collectives of a process group, in their order.
+    """The collectives of a process group, in order.
 
-    name: of the group, for messages. timeout_s: of each of them; what waits longer fails with a TransportError. check:
-    called now and then while one waits; raises RankLostError if a rank of the group has ended. waits: see Waits.
+    name: of the group, for messages.
+    timeout_s: of each collective; one that waits longer fails with a TransportError.
+    check: called regularly during waits; raises RankLostError if a rank of the group has ended.
+    waits: see Waits.
     """
 
     def __init__(self, name: str, timeout_s: float, check: Callable[[], None], waits: Waits) -> None:
         self.waits = waits
         self._name, self._timeout_s, self._check = name, timeout_s, check
-        self._state = threading.Lock()  # guards all below
+        self._state = threading.Lock()  # guards all attributes below
         self._changed = threading.Condition(self._state)  # for threads that wait for a collective
         self._to_do = threading.Condition(self._state)  # for free threads of the group
-        #: Collectives that wait: the script's, then those of the callbacks that run after one of these, and so on. Only
-        #: those of the last level may run.
+        #: Waiting collectives: the script's, then those of the callbacks that run after one of these, and so on. Only
+        #: collectives of the last level may run.
         self._levels: list[Level] = [Level()]
         self._running = False
-        self._waiting = 0  # threads in _wait()
-        self._ended_s = 0.0  # when the last one ended
+        self._waiting = 0  # number of threads in _wait()
+        self._ended_s = 0.0  # time of the last collective's end
         self._unsettled: list[tuple[Queued, Level]] = []
-        self._free = 0  # threads of the group that are in no callback
+        self._free = 0  # number of the group's threads outside of callbacks
         self._closed = False
         self._failure: BaseException | None = None
-        self._thread = threading.local()  # .level: of the callbacks that this thread is in
+        self._thread = threading.local()  # level: of this thread's callbacks
 
     def do(self, run: Callable[[], None], outputs: Sequence[torch.Tensor], *, asynchronous: bool) -> dist.Work:
-        """Begin a collective; do it before this returns if it is not asynchronous. Raises what it fails with."""
+        """Begin a collective; run it before returning unless it is asynchronous. Raises its error."""
         level = getattr(self._thread, "level", self._levels[0])
         if not asynchronous:
             with self._state:
@@ -147,7 +153,7 @@ class WorkQueue:
                         self._end()
                 return Done(outputs)
         with self._state:
-            if not any(level is one for one in self._levels):  # of callbacks that nothing has waited for
+            if not any(level is one for one in self._levels):  # called by callbacks whose level has ended
                 level = self._levels[0]
             level.called += 1
             work = Queued(self, run, outputs, level, level.called)
@@ -160,9 +166,9 @@ class WorkQueue:
         return work
 
     def finish(self, work: Queued) -> None:
-        """Do collectives, on this thread, until this one is done; or wait for the threads that do them."""
+        """Run collectives on this thread until this one is done, or wait for the threads that run them."""
         while True:
-            # Other ranks may wait for messages that this thread has begun.
+            # Other ranks may wait for messages of this thread that are under way.
             drive_all()
             with self._state:
                 if work.done:
@@ -172,7 +178,7 @@ class WorkQueue:
                     self._wait(self._changed, _TURN_S if drives() else _LOOK_S)
                     continue
             level = self._do(mine)
-            if level is not None:  # on another thread, for this one waits for `work` only
+            if level is not None:  # on another thread, as this one waits for `work` only
                 with self._state:
                     self._unsettled.append((mine, level))
                     self._have_thread()
@@ -181,8 +187,8 @@ class WorkQueue:
                 raise mine.error
 
     def _take(self) -> Queued | None:
-        """The collective to run now, if there is one that may; the caller holds the state."""
-        levels = self._levels if self._failure is not None else self._levels[-1:]  # what will fail need not wait
+        """Return the collective to run now, or None; the caller holds the lock."""
+        levels = self._levels if self._failure is not None else self._levels[-1:]  # failing collectives need not wait
         level = next((level for level in reversed(levels) if level), None)
         if self._running or level is None:
             return None
@@ -190,7 +196,7 @@ class WorkQueue:
         return level.popleft()
 
     def _do(self, work: Queued) -> Level | None:
-        """Do what was taken. Returns the level of its callbacks, for which settle() is to be called; None without."""
+        """Run a collective of _take(). Returns the level of its callbacks, for which to call settle(); None without."""
         error = None
         try:
             self._run(work.run)
@@ -204,19 +210,19 @@ class WorkQueue:
         return level
 
     def _end(self) -> None:
-        """No collective runs now; the caller holds the state."""
+        """Record that no collective runs now; the caller holds the lock."""
         self._running, self._ended_s = False, time.monotonic()
         self._announce()
 
     def _announce(self) -> None:
-        """Something has changed; the caller holds the state."""
+        """Notify waiting threads of a change; the caller holds the lock."""
         if self._waiting:
             self._changed.notify_all()
             if self._levels[-1] and not self._running:
                 self._to_do.notify()
 
     def _wait(self, condition: threading.Condition, seconds: float) -> None:
-        """Wait for a change; the caller holds the state. Fails what has waited too long for callbacks to return."""
+        """Wait for a change; the caller holds the lock. Fails collectives that wait too long for callbacks."""
         self._waiting += 1
         condition.wait(min(seconds, self._timeout_s))
         self._waiting -= 1
@@ -231,7 +237,7 @@ class WorkQueue:
             self._to_do.notify()
 
     def _have_thread(self) -> None:
-        """Have a thread of the group that is free; the caller holds the state."""
+        """Start a thread of the group unless one is free; the caller holds the lock."""
         if not self._free:
             self._free += 1
             threading.Thread(target=self._serve, name="hvdkit-process-group", daemon=True).start()
@@ -253,7 +259,7 @@ class WorkQueue:
             del item  # frees objects of torch
 
     def _next(self) -> tuple[Queued, Level | None] | None:
-        """A collective whose callbacks are to be run, with their level, or one to run; the caller holds the state."""
+        """Return a collective with its callbacks' level, or one to run, or None; the caller holds the lock."""
         if self._unsettled:
             return self._unsettled.pop()
         work = self._take()
@@ -265,14 +271,14 @@ class WorkQueue:
             return
         with self._state:
             self._free -= 1
-            if self._unsettled or any(self._levels):  # a free thread sees whether it takes too long
+            if self._unsettled or any(self._levels):  # a free thread checks whether it takes too long
                 self._have_thread()
         self._settle(work, level)
         with self._state:
             self._free += 1
 
     def _settle(self, work: Queued, level: Level) -> None:
-        """Run the callbacks of a collective, and then what they have called and not waited for."""
+        """Run the callbacks of a collective, and then the collectives that they have called and not waited for."""
         before = getattr(self._thread, "level", self._levels[0])
         self._thread.level = level
         try:
@@ -311,13 +317,13 @@ class WorkQueue:
         try:
             run()
         except BaseException as error:
-            self._failure = error  # the ranks are no longer in step
+            self._failure = error  # the ranks are no longer synchronized
             raise
         finally:
             watch_waits(before)
 
     def close(self, why: TransportError) -> None:
-        """Have all further collectives fail, and the threads end."""
+        """Make all further collectives fail, and end the threads."""
         with self._state:
             self._failure, self._closed = self._failure or why, True
             self._changed.notify_all()

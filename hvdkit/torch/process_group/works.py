@@ -1,4 +1,4 @@
-"""Collectives and messages under way, as torch.distributed hands them to the caller."""
+"""Collectives and messages under way, as the Work objects of torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvdkit.transport.request import Request
 
 
 class Waits:
-    """seconds: for which the works of a process group have held up the threads that called or waited for them."""
+    """seconds: time for which works of a process group have blocked the threads that called or waited for them."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -33,7 +33,7 @@ class Waits:
 
 
 class Done(dist.Work):
-    """What was done before the call returned. outputs: the tensors that it filled."""
+    """The Work of a collective that is done when the call returns. outputs: the tensors that it filled."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -47,28 +47,28 @@ class Done(dist.Work):
         """Return at once."""
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     is_success = is_completed
 
     def exception(self) -> BaseException | None:
-        """There is none: an error has come out of the call."""
+        """Return None: the call itself has raised an error, if any."""
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that were filled."""
+        """Return the filled tensors."""
         return list(self._outputs)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future that is done, of the tensors."""
+        """Return a completed future of the tensors."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self.result())
         return future
 
 
 class Pending(dist.Work):
-    """Something under way. outputs: the tensors that it fills."""
+    """The Work of an operation under way. outputs: the tensors that it fills."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -78,19 +78,19 @@ class Pending(dist.Work):
     error: BaseException | None
 
     def is_completed(self) -> bool:
-        """Is it done, or has it failed? Never waits."""
+        """Return whether it is done, or has failed; never waits."""
         return self.done
 
     def is_success(self) -> bool:
-        """Is it done, without an error?"""
+        """Return whether it is done without an error."""
         return self.done and self.error is None
 
     def exception(self) -> BaseException | None:
-        """What it has failed with."""
+        """Return the error, or None."""
         return self.error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that it fills."""
+        """Return the tensors that it fills."""
         return list(self._outputs)
 
     def synchronize(self) -> None:
@@ -113,11 +113,11 @@ class Message(Pending):
         self._lock = threading.Lock()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Refused, as by Gloo: nobody would complete it."""
+        """Raise an error, as Gloo does: no thread would complete the future."""
         raise TransportError("get_future(): a message of the hvdkit backend has no future. Call wait().")
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when it is done. Raises what it has failed with, RankLostError where the other rank has died."""
+        """Wait until the message is done. Raises its error, RankLostError if the other rank has died."""
         with self._lock:
             if not self.done:
                 with self._waits.counting():

@@ -1,1 +1,1 @@
-"""Optimizers of torch whose state is divided among the ranks."""
+"""Sharded optimizer state (ZeRO) for torch: divided among the ranks."""

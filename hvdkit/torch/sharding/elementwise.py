@@ -1,4 +1,4 @@
-"""Does an optimizer treat every element by itself? Only then may a rank step on a piece of a parameter."""
+"""Check that an optimizer updates each element independently, so that a rank may step on a shard of a parameter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-#: Known by their definitions: every state has the parameter's shape, or is a number that all elements share.
+#: Known by their definitions: every state has the parameter's shape, or is a number shared by all elements.
 _KNOWN = frozenset(
     getattr(torch.optim, name)
     for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
@@ -16,9 +16,9 @@ _SHAPE, _STEPS = (4, 6), 3
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for an optimizer that looks at tensors as a whole (LARS, LAMB, Muon, Adafactor, L-BFGS, ...).
+    """Raise ValueError for an optimizer that uses tensors as a whole (LARS, LAMB, Muon, Adafactor, L-BFGS, ...).
 
-    One that is not torch's is tried: three steps on a small matrix, and on its elements as two vectors.
+    Optimizers not from torch are tested: three steps on a small matrix, and on its elements as two vectors.
     """
     kind = type(optimizer)
     if kind in _KNOWN:
@@ -26,7 +26,7 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         try:
             differs = _differs(optimizer, group)
-        except Exception as error:  # of whatever kind: it is another class's code
+        except Exception as error:  # of any kind: it is another library's code
             why = f"it cannot step on a piece of a parameter ({type(error).__name__}: {error})"
         else:
             if not differs:
@@ -57,11 +57,17 @@ def _run(
     values: list[torch.Tensor],
     gradients: list[list[torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """The values after steps of an optimizer of the same class and options."""
+    """Return the values after steps of an optimizer of the same class and options.
+
+    optimizer: to be imitated.
+    group: its options.
+    values: initial values.
+    gradients: of each step.
+    """
     parameters = [torch.nn.Parameter(value) for value in values]
     options = {**group, "params": parameters}
     if isinstance(options.get("lr"), (int, float)):
-        options["lr"] = 0.1  # in a warm-up it may be 0
+        options["lr"] = 0.1  # a warm-up may begin with 0
     trial = object.__new__(type(optimizer))
     trial.__dict__.update(vars(optimizer))
     hooks = {name: collections.OrderedDict[int, Any]() for name in vars(optimizer) if name.endswith("_hooks")}

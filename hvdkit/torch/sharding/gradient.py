@@ -1,4 +1,4 @@
-"""The gradient of a parameter of which this rank has a part only: what can be done with it, and what cannot."""
+"""ShardedGradient: the gradient of a parameter of which this rank has only a shard, with its possible operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 _aten = torch.ops.aten
-#: Operations in place that treat every element by itself.
+#: In-place operations that work on each element independently.
 _IN_PLACE = frozenset(
     (
         _aten.mul_.Tensor,
@@ -26,25 +26,25 @@ _IN_PLACE = frozenset(
 
 
 class WholeGradients(Protocol):
-    """What all ranks know together of the gradients of one optimizer."""
+    """Information of all ranks about the gradients of one optimizer."""
 
     def norm(self, gradient: ShardedGradient, order: float) -> torch.Tensor:
-        """The norm of a whole gradient, 0-dimensional; collective, where it has not been asked for since changed()."""
+        """Return the norm of a whole gradient, 0-dimensional; collective at the first call since changed()."""
 
     def changed(self) -> None:
-        """Pieces have other values now; not collective."""
+        """Record that shards have new values; not collective."""
 
     def spread(self, found: torch.Tensor) -> None:
-        """Make `found` (1,) the largest of all ranks'; collective."""
+        """Set `found` (1,) to the largest value of all ranks; collective."""
 
 
 class ShardedGradient(torch.Tensor):
-    """`grad` of a parameter after a reduce-scatter: this rank's pieces of the average, without memory for the rest.
+    """`grad` of a parameter after a reduce-scatter: this rank's slices of the average, without memory for the rest.
 
     torch.nn.utils.clip_grad_norm_, clip_grad_value_ and GradScaler work with it as with whole gradients; the norm and
-    the scaler's test are collective. Everything else raises RuntimeError.
+    the scaler's test are collective. All other operations raise RuntimeError.
 
-    owner: name of the parameter. pieces: (n,) each, this rank's; may be none. whole: for what needs all ranks.
+    owner: name of the parameter. pieces: this rank's slices, (n,) each; may be empty. whole: for collective operations.
     """
 
     owner: str
@@ -61,7 +61,13 @@ class ShardedGradient(torch.Tensor):
         pieces: Sequence[torch.Tensor],
         whole: WholeGradients,
     ) -> ShardedGradient:
-        """Make one of the parameter's shape, dtype and device."""
+        """Make a gradient with the parameter's shape, dtype and device.
+
+        parameter: owner of the gradient.
+        name: of the parameter.
+        pieces: this rank's slices.
+        whole: for collective operations.
+        """
         made = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
@@ -69,13 +75,13 @@ class ShardedGradient(torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Not collective."""
+        """Describe the gradient without a collective."""
         held = sum(piece.numel() for piece in self.pieces)
         return f"ShardedGradient({self.owner}, {held} of {self.numel()} elements on this rank)"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Do an operation with the pieces. Raises RuntimeError for one that needs the whole gradient."""
+        """Run an operation on the slices. Raises RuntimeError for one that needs the whole gradient."""
         kwargs = kwargs or {}
         first = args[0]
         if func is _aten._amp_foreach_non_finite_check_and_unscale_.default:

@@ -1,4 +1,4 @@
-"""What an optimizer has, whose state is divided among the ranks, beside what every wrapped one has."""
+"""Optimizer mixin for sharded state (ZeRO-1 and ZeRO-2)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from hvdkit.torch.wrapped import Wrapped
 
 
 class ShardedWrapped(Wrapped):
-    """Mixed in before the optimizer's own class.
+    """Mixin of optimizers with shard=...; its methods precede those of the optimizer's own class.
 
-    Its param_groups hold the parameters, as ever; only inside the own class's step() they hold this rank's slices.
+    param_groups contain the parameters, as usual; only during the own class's step() they contain this rank's slices.
     """
 
     _hvdkit_shards: TorchShards | None = None
@@ -43,14 +43,14 @@ class ShardedWrapped(Wrapped):
         return shards.step(lambda: super(ShardedWrapped, self)._hvdkit_step(closure, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as the plain optimizer's, in host memory; collective after the first step.
+        """Return the whole state, as the plain optimizer's, in host memory; collective after the first step.
 
         It can be loaded without shard, and by any number of ranks.
         """
         return self._hvdkit_state(None)
 
     def _hvdkit_state(self, root: int | None) -> dict[str, Any]:
-        """state_dict() whose state of parameters comes to one rank only, or to all for None."""
+        """As state_dict(), but the state of parameters is gathered on rank `root` only; on all for None."""
         shards, own = self._hvdkit_shards, super().state_dict  # type: ignore[misc]
         if shards is None:
             return own()  # type: ignore[no-any-return]
@@ -61,7 +61,7 @@ class ShardedWrapped(Wrapped):
         return self._hvdkit.together("sharded_state", action)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state of a plain or a sharded optimizer, whatever the number of ranks was.
+        """Load the state of a plain or a sharded optimizer, saved with any number of ranks.
 
         All ranks load it, or rank 0 alone before broadcast_optimizer_state(). Raises ValueError for other parameters.
         """
@@ -72,12 +72,12 @@ class ShardedWrapped(Wrapped):
             shards.load_state_dict(own, state_dict)
 
     def _hvdkit_share_state(self) -> dict[str, Any]:
-        """What broadcast_optimizer_state() sends from the root; not collective."""
+        """Return the state that broadcast_optimizer_state() sends from the root; not collective."""
         shards, own = self._hvdkit_shards, super().state_dict  # type: ignore[misc]
         return own() if shards is None else shards.share(own)
 
     def _hvdkit_take_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what the root has sent."""
+        """Load the state that the root has sent."""
         shards, own = self._hvdkit_shards, super().load_state_dict  # type: ignore[misc]
         if shards is not None and state["state"] is None:
             shards.load_options(own, state["param_groups"])
@@ -85,7 +85,7 @@ class ShardedWrapped(Wrapped):
             self.load_state_dict(state)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """See Wrapped.zero_grad. Gradients that are in parts become None, whatever set_to_none says."""
+        """See Wrapped.zero_grad. Sharded gradients become None, regardless of set_to_none."""
         for group in self.param_groups:  # type: ignore[attr-defined]
             for parameter in group["params"]:
                 if isinstance(parameter.grad, ShardedGradient):
@@ -93,14 +93,14 @@ class ShardedWrapped(Wrapped):
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """See Wrapped.add_param_group. Raises ValueError for a parameter that has no memory of its own order."""
+        """See Wrapped.add_param_group. Raises ValueError for a parameter that is not dense in memory."""
         super().add_param_group(param_group)
         if self._hvdkit_shards is not None:
             group = self.param_groups[-1]  # type: ignore[attr-defined]
             check_dense([(f"number {at} of the group", parameter) for at, parameter in enumerate(group["params"])])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies of one rank's part are of no use."""
+        """Raise an error: a copy of one rank's shards is useless."""
         self._hvdkit_refuse_copies()
         return super().__reduce_ex__(protocol)
 
@@ -119,7 +119,7 @@ class ShardedWrapped(Wrapped):
 
 
 def _once(loss: Any) -> Callable[[], Any]:
-    """A closure that has been evaluated: it returns this loss, to an optimizer that calls it once."""
+    """Return a closure that was already evaluated: it returns this loss, to an optimizer that calls it once."""
     losses = [loss]
 
     def closure() -> Any:
@@ -134,7 +134,7 @@ def _once(loss: Any) -> Callable[[], Any]:
 
 
 def check_dense(named: Named) -> None:
-    """Raise ValueError for a parameter whose elements do not lie one after the other in memory."""
+    """Raise ValueError for a parameter whose elements are not contiguous in memory."""
     for name, parameter in named:
         if parameter.stride() != strides_of(parameter):
             raise ValueError(
@@ -145,7 +145,13 @@ def check_dense(named: Named) -> None:
 
 
 def open_shards(optimizer: torch.optim.Optimizer, named: Named, shard: str, *, master_weights: bool) -> TorchShards:
-    """Shards of an optimizer. Raises ValueError for one that cannot be divided."""
+    """Make the shards of an optimizer. Raises ValueError for one that cannot be divided.
+
+    optimizer: to be divided.
+    named: its parameters.
+    shard: "optimizer" or "gradients".
+    master_weights: see DistributedOptimizer.
+    """
     check_elementwise(optimizer)
     check_dense(named)
     receiver = TorchReceiver() if shard == "gradients" else None
@@ -153,10 +159,10 @@ def open_shards(optimizer: torch.optim.Optimizer, named: Named, shard: str, *, m
 
 
 class TorchSharded(Sharded):
-    """Sharded, with buckets in the memory of the GPU where the ranks can use NCCL."""
+    """Sharded, with buckets in GPU memory if the ranks can use NCCL."""
 
     def find_place(self, parameters: Parameters, group: Group) -> Place:
-        """See Sharded.find_place. Compressed gradients that are reduce-scattered go through the host's memory."""
+        """See Sharded.find_place. Compressed gradients with reduce-scatter go through host memory."""
         options = self.gradients.options
         compressed = any(options.wire_for_tensor(tensor) != "none" for tensor in parameters.tensors)
         place = None
@@ -166,9 +172,9 @@ class TorchSharded(Sharded):
 
 
 def sharded_strategy(gradients: AllReduce, shards: TorchShards, named: Named) -> Sharded:
-    """The strategy of these shards. gradients: how they would be reduced without them.
+    """Make the strategy of these shards. gradients: the strategy without shards.
 
-    Raises ValueError for a coding, where gradients are reduce-scattered.
+    Raises ValueError for a coding together with reduce-scatter.
     """
     if shards.receiver is None:
         return TorchSharded(gradients, shards)

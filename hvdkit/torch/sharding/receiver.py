@@ -1,4 +1,4 @@
-"""Where a rank's pieces of the gradients come to, with shard="gradients"."""
+"""TorchReceiver: stores this rank's gradient shards, for shard="gradients" (ZeRO-2)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvdkit.transport.buffer import Buffer, as_buffer
 
 
 class TorchReceiver:
-    """See Receiver. Gradients are freed when they have been copied; `grad` is a ShardedGradient after the reduction.
+    """See Receiver. Gradients are freed after they were copied; `grad` is a ShardedGradient after the reduction.
 
-    together: does an action of a kind on all ranks; set before the first step.
+    together: runs an action of a kind on all ranks; set before the first step.
     """
 
     together: Callable[[str, Action], Any]
@@ -30,8 +30,8 @@ class TorchReceiver:
 
     def __init__(self) -> None:
         self._source: OwnTensors | None = None
-        self._slices: dict[int, list[tuple[int, Slice]]] = {}  # of each bucket, with their first element there
-        self._gradients: list[ShardedGradient] = []  # of all parameters
+        self._slices: dict[int, list[tuple[int, Slice]]] = {}  # bucket -> slices, with their first element there
+        self._gradients: list[ShardedGradient] = []  # gradients of all parameters
         self._norms: dict[float, dict[str, torch.Tensor]] = {}
 
     def divide(self, source: OwnTensors, slices: Sequence[Slice]) -> None:
@@ -49,7 +49,7 @@ class TorchReceiver:
         ]
 
     def carry(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
-        """Take over whole gradients that were reduced before the parameters were divided anew."""
+        """Accept whole gradients that were reduced before the parameters were divided anew."""
         for slices in self._slices.values():
             for _, one in slices:
                 if one.owner in gradients and one.received is not None:
@@ -91,7 +91,7 @@ class TorchReceiver:
         return self._norms[order][gradient.owner]
 
     def _find_norms(self, order: float) -> dict[str, torch.Tensor]:
-        """The norms of all gradients, in one message; collective."""
+        """Compute the norms of all gradients, in one message; collective."""
         infinite = math.isinf(order)
         sums = np.zeros(len(self._gradients))
         for at, gradient in enumerate(self._gradients):
@@ -100,7 +100,7 @@ class TorchReceiver:
                     torch.linalg.vector_norm(piece.to(torch.promote_types(piece.dtype, torch.float32)), order)
                 )
                 sums[at] = max(sums[at], found) if infinite else sums[at] + found**order
-        if infinite:  # a maximum need not keep nan
+        if infinite:  # a maximum may lose nan
             sums = np.where(np.isnan(sums), np.inf, sums)
 
         def reduce(transport: Transport, _: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The pieces of an optimizer's parameters that this rank steps on, and their state."""
+"""TorchShards: this rank's slices of an optimizer's parameters, and their state."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hvdkit.torch.sharding.state import Layout, PieceState, State, cut_state, ga
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
-#: The entry of a parameter's state that has its float32 values.
+#: The key of a parameter's float32 values in its state.
 MASTER = "master_weight"
-_GRADIENT = "gradient"  # among them, while parameters are divided anew
+_GRADIENT = "gradient"  # a key of the state, while parameters are divided anew
 
 
 class TorchShards:
-    """See Shards. optimizer: whose steps are divided; not kept alive. master_weights: see DistributedOptimizer.
+    """See Shards. optimizer: the divided optimizer; not kept alive. master_weights: see DistributedOptimizer.
 
-    receiver: of gradients that are reduce-scattered; None where they are whole.
+    receiver: of reduce-scattered gradients; None if gradients are whole.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class TorchShards:
         self._master_weights = master_weights
         self._slices: dict[torch.nn.Parameter, list[Slice]] = {}
         self._division: list[tuple[TensorSpec, Piece]] | None = None
-        self._layouts: dict[torch.nn.Parameter, Layout] = {}  # of those that are divided
-        #: The whole state by the number of the parameter, where it is known: from a load to the step after it.
+        self._layouts: dict[torch.nn.Parameter, Layout] = {}  # layouts of the divided parameters
+        #: Number of a parameter -> whole state, while it is known: from a load to the step after it.
         self._whole: dict[int, dict[str, Any]] | None = None
         self._carried: dict[int, torch.Tensor] = {}  # gradients that are divided anew
-        self._rest: dict[int, dict[str, Any]] = {}  # of parameters that are not divided: they are frozen
+        self._rest: dict[int, dict[str, Any]] = {}  # state of parameters that are not divided because they are frozen
 
     @property
     def are_divided(self) -> bool:
-        """Are parameters divided among ranks? The same on all of them."""
+        """Return whether parameters are divided among ranks; the same on all of them."""
         return self._division is not None
 
     @property
@@ -60,7 +60,7 @@ class TorchShards:
         return optimizer
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        """By the number that torch's state_dict() gives them."""
+        """The parameters by their numbers in torch's state_dict()."""
         return [parameter for group in self._inner.param_groups for parameter in group["params"]]
 
     def collect(self, transport: Transport) -> None:
@@ -72,7 +72,7 @@ class TorchShards:
     def _gather(
         self, transport: Transport, root: int | None = None, *, gradients: bool = False
     ) -> dict[int, dict[str, Any]]:
-        """The whole state, and gradients that are reduced and not yet used."""
+        """Gather the whole state, and gradients that are reduced and not yet used."""
         parameters, inner = self._parameters(), self._inner
         pieces = []
         for number, parameter in enumerate(parameters):
@@ -82,13 +82,13 @@ class TorchShards:
                     state[MASTER] = one.tensor.detach()
                 if gradients and isinstance(parameter.grad, ShardedGradient):
                     state[_GRADIENT] = one.received
-                if state:  # the plain optimizer has none of parameters that it has not stepped on
+                if state:  # the plain optimizer has no state of parameters without a step
                     pieces.append(PieceState(number, one.offset, one.count, state))
         layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
         return {**gather_state(transport, pieces, layouts, root), **self._rest}
 
     def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
-        """See Shards.divide. Raises HorovodInternalError where pieces of ranks that are gone are needed."""
+        """See Shards.divide. Raises HorovodInternalError if it needs shards of ranks that are gone."""
         source = parameters.own_tensors("A sharded optimizer")
         division = [(parameters.tensors[piece.tensor], piece) for piece in pieces]
         if self._whole is None and division == self._division:
@@ -130,7 +130,7 @@ class TorchShards:
         self._slices.clear()
 
     def _put(self, whole: Mapping[int, State]) -> None:
-        """Set the state of all slices, and of what is not divided, from the whole."""
+        """Set the state of all slices, and of undivided parameters, from the whole state."""
         parameters = self._parameters()
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
         self._rest = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._layouts}
@@ -145,10 +145,10 @@ class TorchShards:
     def state_dict(
         self, own: Callable[[], dict[str, Any]], together: Callable[[Action], Any], root: int | None = None
     ) -> dict[str, Any]:
-        """The whole state, as the plain optimizer's state_dict() has it, in host memory; collective after a step.
+        """Return the whole state, as the plain optimizer's state_dict(), in host memory; collective after a step.
 
-        own: state_dict() of the optimizer's class. together: does an action on all ranks. root: the only rank that gets
-        the state of parameters; None for all of them.
+        own: state_dict() of the optimizer's class. together: runs an action on all ranks. root: the only rank that gets
+        the state of parameters; None for all ranks.
         """
         with self.swapped():
             state = own()
@@ -161,7 +161,7 @@ class TorchShards:
         return {**state, "param_groups": self._pack(state["param_groups"])}
 
     def _pack(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The groups of a state_dict() with the numbers of the parameters, not those of slices."""
+        """Replace the slices' numbers in the groups of a state_dict() by those of parameters."""
         numbers = itertools.count()
         pairs = zip(groups, self._inner.param_groups, strict=True)
         return [{**packed, "params": [next(numbers) for _ in group["params"]]} for packed, group in pairs]
@@ -212,9 +212,9 @@ class TorchShards:
         inner.state.update(state)
 
     def share(self, own: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What this rank, as the root of a broadcast, sends to the others; not collective.
+        """Return the message of this rank, as the root of a broadcast, to the others; not collective.
 
-        Its "state" is None where every rank has its part of the state, so that only options have to be sent.
+        Its "state" is None if every rank has its shards of the state, so that only options need to be sent.
         """
         with self.swapped():
             state = own()
@@ -223,7 +223,7 @@ class TorchShards:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Within, the optimizer's groups hold the slices in place of their parameters."""
+        """Context in which the optimizer's groups contain slices in place of parameters."""
         inner = self._inner
         whole = [group["params"] for group in inner.param_groups]
         for group, parameters in zip(inner.param_groups, whole, strict=True):
@@ -231,11 +231,11 @@ class TorchShards:
         try:
             yield
         finally:
-            for group, parameters in zip(inner.param_groups, whole, strict=True):  # other groups after a load
+            for group, parameters in zip(inner.param_groups, whole, strict=True):  # groups differ after a load
                 group["params"] = parameters
 
     def step(self, step: Callable[[], Any]) -> Any:
-        """Have the inner optimizer step on the slices."""
+        """Make the inner optimizer step on the slices."""
         for one in self._all():
             one.renew()
             one.tensor.grad = one.gradient()
@@ -262,7 +262,7 @@ def _layout_now(parameter: torch.Tensor) -> Layout:
 
 
 def _cast(name: str, value: Any, tensor: torch.Tensor) -> Any:
-    """An entry of a state for the step on a slice: on its device and, unless it counts steps, in its dtype."""
+    """Convert an entry of a state for a slice: to its device and, unless it counts steps, to its dtype."""
     if not isinstance(value, torch.Tensor) or name == "step":
         return value
     return value.to(tensor.device, tensor.dtype if value.is_floating_point() else value.dtype)

@@ -1,4 +1,4 @@
-"""Pieces of parameters as the inner optimizer gets them."""
+"""Slice: a segment of a parameter as the inner optimizer gets it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvdkit.torch.sharding.state import Layout, flatten
 
 @dataclass
 class Slice:
-    """A piece of a parameter as the inner optimizer gets it.
+    """A segment of a parameter as the inner optimizer gets it.
 
-    piece: which, of the parameter's elements in the order of `layout`. tensor: (count,), a view of the parameter's
-    memory or a copy: for a master weight in float32, or since that memory has another order now. address: of the
-    parameter's memory; 0 for a copy. version: of the parameter when the master weight was written to it. received:
-    (count,), the gradient in the parameter's dtype, where gradients are reduce-scattered.
+    piece: the segment, in the parameter's elements in the order of `layout`. tensor: (count,), a view of the
+    parameter's memory, or a copy: for a float32 master weight, or because that memory now has another order. address:
+    of the parameter's memory; 0 for a copy. version: of the parameter when the master weight was written to it.
+    received: (count,), the reduce-scattered gradient in the parameter's dtype.
     """
 
     owner: torch.nn.Parameter
@@ -33,7 +33,7 @@ class Slice:
 
     @property
     def offset(self) -> int:
-        """Its first element in the parameter."""
+        """Its first element's index in the parameter."""
         return self.piece.offset
 
     @property
@@ -42,11 +42,11 @@ class Slice:
         return self.piece.count
 
     def _values(self) -> torch.Tensor:
-        """The piece in the parameter's memory, or a copy where that has another order."""
+        """Return a view of the parameter's memory, or a copy if that has another order."""
         return flatten(self.owner.detach(), self.layout.strides)[self.offset : self.offset + self.count]
 
     def renew(self) -> None:
-        """Take note of values that others than this optimizer have written."""
+        """Adopt values that others than this optimizer have written."""
         if self.is_master:
             if self.owner._version != self.version:
                 values = self._values()
@@ -57,7 +57,7 @@ class Slice:
             self.tensor.data, self.address = self._values(), self.owner.data_ptr()
 
     def write(self) -> None:
-        """Give the parameter the piece's values, where `tensor` is a copy."""
+        """Copy the values to the parameter, if `tensor` is a copy."""
         if self.is_master or not self.address:
             whole = arrange(self.owner.detach(), self.layout.strides)
             flatten(whole)[self.offset : self.offset + self.count].copy_(self.tensor)
@@ -65,7 +65,7 @@ class Slice:
                 self.owner.copy_(whole)
 
     def gradient(self) -> torch.Tensor | None:
-        """The piece of the parameter's gradient, in the dtype of `tensor`."""
+        """Return the slice of the parameter's gradient, in the dtype of `tensor`."""
         gradient = self.owner.grad
         if gradient is None:
             return None
@@ -78,9 +78,12 @@ class Slice:
 
 
 def make_slice(owner: torch.nn.Parameter, layout: Layout, piece: Piece, *, master_weights: bool) -> Slice:
-    """The slice of a piece; in float32 for a float16 or bfloat16 parameter where it is to have master weights.
+    """Make a slice; in float32 for a float16 or bfloat16 parameter with master weights.
 
+    owner: the parameter.
     layout: of the parameter as it is now.
+    piece: the segment.
+    master_weights: keep float32 values.
     """
     view = flatten(owner.detach(), layout.strides)[piece.offset : piece.offset + piece.count]
     is_master = master_weights and owner.dtype in (torch.float16, torch.bfloat16)

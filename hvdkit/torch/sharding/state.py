@@ -1,4 +1,4 @@
-"""The state of a sharded optimizer, made whole from all ranks' pieces and cut into pieces again."""
+"""The state of a sharded optimizer: gathered from all ranks' shards, and divided into shards again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.small_collectives import allgather_object
 
-#: What an optimizer keeps of a parameter, by name: tensors of its shape, other tensors, numbers.
+#: An optimizer's state of a parameter, by name: tensors of its shape, other tensors, numbers.
 State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class PieceState:
-    """The state of one piece. parameter: its number in the optimizer. offset, count: elements in order of memory."""
+    """The state of one slice. parameter: its number in the optimizer. offset, count: elements in order of memory."""
 
     parameter: int
     offset: int
@@ -47,7 +47,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Elements:
-    """Stands for a tensor with an element for each of the piece's; it is sent by itself."""
+    """Placeholder for a tensor with an element for each of the slice's; it is sent separately."""
 
     dtype: torch.dtype
 
@@ -55,10 +55,14 @@ class _Elements:
 def gather_state(
     transport: Transport, pieces: Sequence[PieceState], layouts: Sequence[Layout], root: int | None = None
 ) -> dict[int, dict[str, Any]]:
-    """The whole state by the number of the parameter, in host memory; collective.
+    """Gather the whole state by the number of the parameter, in host memory; collective.
 
-    layouts: by number. root: the only rank that gets it, {} on the others; None for all. Raises
-    HorovodInternalError where a piece is on no rank.
+    transport: of the ranks.
+    pieces: the states of this rank's slices.
+    layouts: by number of the parameter.
+    root: the only rank that gets the result, {} on the others; None for all.
+
+    Raises HorovodInternalError if a slice is on no rank.
     """
     flat: list[torch.Tensor] = []
     described = []
@@ -93,7 +97,7 @@ def _collect(transport: Transport, joined: Buffer, counts: Sequence[int], root: 
 
 
 def _check_covered(layouts: Sequence[Layout], table: Sequence[tuple[int, int, int, dict[str, Any]]]) -> None:
-    """Raise HorovodInternalError where a piece of a parameter's state is on no rank."""
+    """Raise HorovodInternalError if a slice of a parameter's state is on no rank."""
     counts = Counter[tuple[int, str]]()
     for number, _, count, entries in table:
         for name, value in entries.items():
@@ -113,7 +117,7 @@ def _put(
     table: Sequence[tuple[int, int, int, dict[str, Any]]],
     data: torch.Tensor,
 ) -> None:
-    """Put one rank's pieces into the whole. data: uint8, its tensors one after the other."""
+    """Copy one rank's slices into the whole state. data: uint8, the rank's tensors one after the other."""
     at = 0
     for number, offset, count, entries in table:
         layout, state = layouts[number], whole.setdefault(number, {})
@@ -124,13 +128,19 @@ def _put(
             if name not in state:
                 state[name] = torch.empty_strided(layout.shape, layout.strides, dtype=value.dtype)
             nbytes = count * value.dtype.itemsize
-            # Copied first: a view needs an address that suits the dtype.
+            # Copied first: a view requires an address aligned for the dtype.
             flatten(state[name])[offset : offset + count].copy_(data[at : at + nbytes].clone().view(value.dtype))
             at += nbytes
 
 
 def cut_state(state: State, layout: Layout, offset: int, count: int) -> dict[str, Any]:
-    """What of a parameter's whole state belongs to a piece of it, in new memory."""
+    """Return a slice of a parameter's whole state, in new memory.
+
+    state: the whole state.
+    layout: of the parameter.
+    offset: first element.
+    count: number of elements.
+    """
     cut = {}
     for name, value in state.items():
         if is_elementwise(name, value, layout.shape):
@@ -141,12 +151,12 @@ def cut_state(state: State, layout: Layout, offset: int, count: int) -> dict[str
 
 
 def is_elementwise(name: str, value: Any, shape: tuple[int, ...]) -> bool:
-    """Has the entry of a state an element for each of a tensor's? "step" counts, whatever the shape of the tensor."""
+    """Return whether an entry of a state has the tensor's elements; "step" is a counter, whatever its shape."""
     return isinstance(value, torch.Tensor) and name != "step" and tuple(value.shape) == shape
 
 
 def flatten(tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
-    """A dense tensor as (n,) in the order of its memory. strides: of the memory; a copy where they are others."""
+    """Return a dense tensor as (n,) in memory order. strides: of the memory; a copy if they differ."""
     if strides is not None:
         tensor = arrange(tensor, strides)
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())

@@ -1,1 +1,1 @@
-"""Writers: a file for each place that numbers go to."""
+"""Writers: one file for each kind of target."""

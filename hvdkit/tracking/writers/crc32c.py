@@ -1,7 +1,7 @@
-"""CRC-32C of many short records at once, by numpy: TensorBoard's own, byte by byte, is half of the cost of an event.
+"""CRC-32C of many short records at once, by numpy; TensorBoard's bytewise CRC is half of an event's cost.
 
-A CRC is linear: that of a record is the xor of what each of its bytes contributes, which depends on the byte and on how
-many follow it.
+A CRC is linear: a record's CRC is the xor of the contributions of its bytes, each of which depends on the byte and on
+the number of bytes after it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint32]
 
 _POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's, reversed
-_BLOCK = 64  # a table is made for so many lengths at once
+_BLOCK = 64  # lengths of a table grow by this number at once
 
 
 def masked_crcs(records: Sequence[bytes]) -> Words:
-    """The CRC of each record, (n,), masked as in TFRecord files. records: of at least 4 bytes each."""
+    """Return the CRC of each record, (n,), masked as in TFRecord files. records: of at least 4 bytes each."""
     lengths = np.array([len(record) for record in records])
     ends = lengths.cumsum()
     starts = ends - lengths
     data = np.frombuffer(b"".join(records), np.uint8).copy()
-    data[starts[:, np.newaxis] + np.arange(4)] ^= 0xFF  # a CRC begins with all ones
+    data[starts[:, np.newaxis] + np.arange(4)] ^= 0xFF  # a CRC is initialized with ones
     following = np.repeat(ends, lengths) - 1 - np.arange(ends[-1])
     table = _make_table(-(-int(lengths.max()) // _BLOCK))
     crcs = ~np.bitwise_xor.reduceat(table[following, data], starts)
@@ -33,7 +33,7 @@ def masked_crcs(records: Sequence[bytes]) -> Words:
 
 @functools.lru_cache(maxsize=2)
 def _make_table(blocks: int) -> Words:
-    """What a byte contributes, (64 * blocks, 256), by how many bytes follow it."""
+    """Return a byte's contribution, (64 * blocks, 256), by the number of bytes after it."""
     table = np.empty((blocks * _BLOCK, 256), np.uint32)
     row = np.arange(256, dtype=np.uint32)
     for _ in range(8):

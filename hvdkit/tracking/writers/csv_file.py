@@ -17,9 +17,9 @@ _HEADER = ("step", "key", "value")
 
 
 class CsvFile:
-    """A Writer that appends to the file if it is there; lines are complete if the process is killed between two writes.
+    """A Writer that appends to an existing file; its lines are complete if the process is killed between two writes.
 
-    Raises OSError if the file cannot be written, TrackError if it is another one.
+    Raises OSError if the file cannot be written, TrackError if it has another format.
     """
 
     name = "csv"
@@ -49,7 +49,7 @@ class CsvFile:
 
 @functools.lru_cache(maxsize=1024)
 def _quote(key: str) -> str:
-    """A key as a field, in quotes where it needs them."""
+    """Return a key as a CSV field, quoted if necessary."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([key])
     return line.getvalue()

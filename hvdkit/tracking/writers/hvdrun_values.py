@@ -1,4 +1,4 @@
-"""The last values, to hvdrun, for `hvdrun --metrics-port`."""
+"""Sends the last values to hvdrun, for `hvdrun --metrics-port`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdkit.tracking.writer import End
 
 
 class HvdrunValues:
-    """A Writer. place: see notify_launcher()."""
+    """A Writer to hvdrun. place: see notify_launcher()."""
 
     name = "hvdrun --metrics-port"
     resume: Mapping[str, str] = {}
@@ -19,7 +19,7 @@ class HvdrunValues:
         self._place = place
 
     def write(self, rows: Sequence[Averages]) -> None:
-        """Write the last values. hvdkit's own series are left out: hvdrun has the sums that they are made of."""
+        """Send the last values, without hvdkit's own series: hvdrun has the sums behind them."""
         last = {key: value for _, values in rows for key, value in values.items() if not key.startswith(OWN)}
         for key, value in last.items():
             notify_launcher(announce_value(key, value), self._place)

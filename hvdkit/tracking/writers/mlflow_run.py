@@ -11,14 +11,14 @@ from hvdkit.optional_import import optional_import
 from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.writer import End
 
-_MOST_IN_A_CALL = 1000  # of MLflow's log_batch
+_MOST_IN_A_CALL = 1000  # limit of MLflow's log_batch
 _OPTIONS = {"uri", "experiment", "run_name", "run_id", "tags"}
 
 
 class MlflowRun:
     """A Writer. mlflow: the tracking URI, or a mapping of uri, experiment, run_name, run_id (to continue one) and tags.
 
-    The run that mlflow.start_run() has opened in this process is not touched. Raises MissingDependencyError, TrackError
+    It does not use a run that mlflow.start_run() has opened in this process. Raises MissingDependencyError, TrackError
     for another option, and what MLflow raises.
     """
 

@@ -1,6 +1,6 @@
-"""TensorBoard's event files, by the package tensorboard alone.
+"""TensorBoard's event files, written with the package tensorboard alone.
 
-Its EventFileWriter would import TensorFlow where that is installed: seconds, and memory that no rank needs.
+Its EventFileWriter would import TensorFlow if that is installed, which takes seconds, and memory that no rank needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TensorBoardEvents:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         place, now = Path(folder), time.time()
         place.mkdir(parents=True, exist_ok=True)
-        # The names of event files begin like this, and rise with time: TensorBoard reads them in that order.
+        # The prefix of event files, with a rising time: TensorBoard reads them in that order.
         self._file = (place / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}").open("xb")
         self._append([self._event(wall_time=now, file_version="brain.Event:2").SerializeToString()])
 

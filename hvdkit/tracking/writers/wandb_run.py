@@ -13,7 +13,7 @@ _EXIT_CODES = {None: 0, "FINISHED": 0, "FAILED": 1, "KILLED": 143}
 
 
 class WandbRun:
-    """A Writer. wandb: a project, or the arguments of wandb.init(). Uses the run that is open, if there is one.
+    """A Writer. wandb: a project, or the arguments of wandb.init(). Uses an open run if there is one.
 
     Raises MissingDependencyError, and what wandb.init() raises.
     """
