@@ -13,22 +13,22 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "hvdkit").rglob("*.py")), *sorted(ROOT.glob("packages/*/hvdkit_*/**/*.py"))]
 #: Word -> how often docstrings and comments may have it. Lower a number when you have removed some.
 MOST = {
-    "told": 54,
-    "tell": 62,
-    "tells": 48,
-    "said": 22,
-    "hear": 8,
-    "hears": 5,
-    "heard": 4,
-    "asked": 105,
-    "settle": 9,
-    "settled": 2,
-    "piece": 78,
-    "pieces": 97,
-    "meet": 31,
-    "meets": 2,
-    "stranger": 3,
-    "strangers": 1,
+    "told": 0,
+    "tell": 4,
+    "tells": 0,
+    "said": 1,
+    "hear": 2,
+    "hears": 0,
+    "heard": 1,
+    "asked": 12,
+    "settle": 7,
+    "settled": 0,
+    "piece": 12,
+    "pieces": 43,
+    "meet": 0,
+    "meets": 0,
+    "stranger": 0,
+    "strangers": 0,
 }
 
 
