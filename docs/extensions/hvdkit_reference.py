@@ -237,16 +237,32 @@ def _signature(function: Any) -> str:
     return re.sub(r"<([\w.]+)[^>]*>", r"\1", text)
 
 
+#: A line that begins with parameters or attributes: `name: what it is`.
+_PARAMETER = re.compile(r"(\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (.+)")
+#: The first word of a line that ends such a list.
+_END_OF_LIST = re.compile(r"(Raises|Returns) ")
+
+
 def _docstring(thing: Any) -> str:
     """A docstring of hvdkit's as Markdown: lines of the form `name: what it is` become a list."""
     text = inspect.getdoc(thing) or ""
-    paragraphs = []
-    for paragraph in text.split("\n\n"):
-        if paragraph.startswith("    "):
-            paragraphs.append(paragraph)
-            continue
-        paragraphs.append(_escape(" ".join(paragraph.split())))
-    return "\n\n".join(paragraphs)
+    return "\n\n".join(
+        paragraph if paragraph.startswith("    ") else _paragraph(paragraph.splitlines())
+        for paragraph in text.split("\n\n")
+    )
+
+
+def _paragraph(lines: list[str]) -> str:
+    blocks: list[list[str]] = []
+    for line in lines:
+        parameter = _PARAMETER.match(line)
+        if parameter:
+            blocks.append([f"- `{parameter[1]}`:", _escape(parameter[2])])
+        elif not blocks or _END_OF_LIST.match(line):
+            blocks.append(["\n" * bool(blocks) + _escape(line)])
+        else:
+            blocks[-1].append(_escape(line.strip()))
+    return "\n".join(" ".join(block) for block in blocks)
 
 
 def _escape(text: str) -> str:
