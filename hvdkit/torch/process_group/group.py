@@ -44,7 +44,7 @@ class HvdkitProcessGroup(_ProcessGroup):  # type: ignore[misc]
     store: of the group, for torch.
     timeout_s: of a collective.
 
-    The attribute waits: see Waits. For other methods see torch.
+    The attribute waits: see Waits. For getGroupName() and other methods see torch.
     """
 
     def __init__(self, store: Store, transport: Transport, name: str, timeout_s: float) -> None:
