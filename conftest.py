@@ -7,8 +7,10 @@ import importlib.metadata
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ for project in _PROJECTS:
 sys.path.append(str(_METADATA))
 _PATHS = [ROOT / "tests" / "support" / "quick_start", *(project.parent for project in _PROJECTS), _METADATA]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*map(str, _PATHS), os.environ.get("PYTHONPATH")]))
+
+# A shell has what it starts in the background ignore Ctrl-C, and processes of the tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Times on a busy machine say nothing about the code.
 settings.register_profile("hvdkit", deadline=None)

@@ -56,7 +56,7 @@ def start(place: Path, scheduler: str, job: BatchJob, text: str = "", **variable
     return subprocess.Popen(["bash", "job.sh"], cwd=place, env=environ, stdin=subprocess.DEVNULL)
 
 
-def seen(place: Path, words: str, seconds: float = 30) -> bool:
+def seen(place: Path, words: str, seconds: float = 10) -> bool:
     deadline = time.monotonic() + seconds
     while not ((place / "seen").exists() and words in (place / "seen").read_text()):
         if time.monotonic() > deadline:
@@ -222,7 +222,7 @@ def test_ctrl_c_stops_following_and_says_that_the_job_goes_on(place: Path) -> No
     assert process.stdout is not None
     assert process.stdout.readline() == b"line 1\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=10)
     assert process.returncode == 130
     assert err.decode().splitlines()[-1] == (
         "hvdkit submit: job 42 is still running; follow its log with: tail -f train-42.log"
@@ -302,7 +302,7 @@ def test_on_a_terminal_the_log_is_followed_without_asking(place: Path) -> None:
         while b"line 1" not in seen_there:
             seen_there += os.read(outer, 4096)
         process.send_signal(signal.SIGINT)
-        assert process.wait(40) == 130
+        assert process.wait(10) == 130
     finally:
         os.close(outer)
         os.close(inner)
