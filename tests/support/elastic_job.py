@@ -16,7 +16,7 @@ from hvdrun_job import HVDRUN, alive, environment
 from listened import Listened
 
 _WAIT_S = 80.0
-_END_S = 200.0  # three ranks, a fourth in place of one, each of which imports TensorFlow, beside other tests
+_END_S = 150.0  # three ranks, a fourth in place of one, each of which imports TensorFlow, beside other tests
 
 
 class Job(Listened):

@@ -47,7 +47,7 @@ REACHED = {
 
 
 def start(
-    folder: Path, name: str, launcher: Sequence[str], options: Sequence[str] = (), limit: float = 180
+    folder: Path, name: str, launcher: Sequence[str], options: Sequence[str] = (), limit: float = 100
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of the gallery with hvdrun, and these options of hvdrun and of the script, in a folder of its own.
 
