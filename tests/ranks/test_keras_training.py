@@ -113,7 +113,8 @@ def test_a_compiled_step(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.native("Horovod's core has no shards")
-@pytest.mark.parametrize(("way", "backend"), [(1, "tensorflow"), (2, "tensorflow"), (2, "torch")])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("way", [1, 2])
 def test_compiled_steps(backend: str, way: int) -> None:
     _check_compiled(backend, way)
 
