@@ -342,7 +342,7 @@ def read_environment() -> dict[str, str]:
 def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
     """Read every setting, with the origin of its value.
 
-    environ: the variables; those of this process if None.
+    environ: environment variables; None reads os.environ.
     Raises ConfigError with all variables that have an invalid value.
     """
     variables = os.environ if environ is None else environ

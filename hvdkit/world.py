@@ -196,7 +196,7 @@ _CURES: dict[str, str] = {
 def read_world(environ: Mapping[str, str] | None = None) -> World:
     """Read this process's rank, size and host from the launcher's variables.
 
-    environ: the variables; those of this process if None.
+    environ: environment variables; None reads os.environ.
     Values that the launcher leaves out are derived where they follow (one host, or one rank), else None.
     Raises WorldError that names every variable with an impossible value.
     """

@@ -1,4 +1,4 @@
-"""TensorFlow 1's names in `tf`: those that still work are found; those of sessions and graphs raise an error.
+"""TensorFlow 1's names in `tf`: names that still work resolve; names of sessions and graphs raise an error.
 
 Sessions and graphs of tf.compat.v1 are unchanged. Keras 3 does not work in them, see check_eager().
 Experimental, like the patches of Keras: it adds names to the module tensorflow.

@@ -63,7 +63,7 @@ class MeasuredShares:
         self._entered = None if transport is None else weakref.ref(transport)
 
     def belongs_to(self, transport: Transport | None) -> bool:
-        """Return whether the ranks are still those of enter(); other ranks may have the same number."""
+        """Return whether `transport` is the one that enter() had; a later world may have as many ranks."""
         return transport is (None if self._entered is None else self._entered())
 
     @property

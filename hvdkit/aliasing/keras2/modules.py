@@ -103,7 +103,7 @@ class _Finder:
         return ModuleSpec(name, _Loader(), is_package=True) if made else None  # type: ignore[arg-type]
 
 
-#: tf.compat.v1.keras as a path; its names are now those of Keras 3.
+#: The module path tf.compat.v1.keras; hvdkit resolves its names in Keras 3.
 _V1 = "tensorflow.compat.v1.keras"
 
 

@@ -73,7 +73,7 @@ class Engine(ABC):
         )
 
     def make_name(self, kind: str) -> str:
-        """Make a name for an unnamed operation, from its number among those of its kind, which all ranks agree on."""
+        """Make a name for an unnamed operation: its kind and a counter per kind, so all ranks make the same name."""
         number = self.count(kind + UNNAMED)
         return f"{kind}{UNNAMED}{number % self.most_names if self.most_names else number}"
 

@@ -6,7 +6,7 @@ part without gradients of its own.
 
 The end: rank 0 of the group knows when the last rank has joined, and announces that to all ranks in the order of
 operations. No rank trains then, so the open zero rounds end on all ranks with the same bucket. This needs a plan that
-all ranks still have: the ranks compare their plans, and leave out those of optimizers that some rank has dropped.
+all ranks still have: the ranks compare their plans, and skip a plan if any rank has deleted its optimizer.
 """
 
 from __future__ import annotations
