@@ -16,8 +16,8 @@ from typing import Any
 from hvdkit.config import read_config, read_environment
 from hvdkit.errors import HorovodInternalError, LaunchError
 from hvdkit.launch.function_results import FUNCTION, find_last, give_results, read_results
-from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.options import LaunchOptions
+from hvdkit.launch.state.runtime_dir import RuntimeDirectory
 from hvdkit.optional_import import optional_import
 
 #: The files of the options and of the LaunchError that hvdrun raised.

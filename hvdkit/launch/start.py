@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import LaunchError
 from hvdkit.launch.elastic.options import plan_host_pool, plan_restart_policy
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.job.output import Output
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
@@ -19,11 +18,12 @@ from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.resolve_hosts import find_addresses
 from hvdkit.launch.plan_start import StartPlan, plan_restart
 from hvdkit.launch.prepare import on_hosts
+from hvdkit.launch.run.output import Output
 
 if TYPE_CHECKING:
-    from hvdkit.launch.job.output import Interruption
-    from hvdkit.launch.job.runner import Runner
-    from hvdkit.launch.job.standard_input import StandardInput
+    from hvdkit.launch.run.output import Interruption
+    from hvdkit.launch.run.runner import Runner
+    from hvdkit.launch.state.standard_input import StandardInput
 
 
 def run(plan: StartPlan, output: Output) -> int:
@@ -42,15 +42,15 @@ def run(plan: StartPlan, output: Output) -> int:
 
 
 async def _run(plan: StartPlan, output: Output) -> int:
-    from hvdkit.launch.job.output import Interruption
-    from hvdkit.launch.job.standard_input import StandardInput
+    from hvdkit.launch.run.output import Interruption
+    from hvdkit.launch.state.standard_input import StandardInput
 
     job, options = plan.job, plan.options
     stdin = StandardInput()
     interruption = Interruption(output)
     if job.elasticity is Elasticity.OFF:
         return await _build_runner(job, plan.choice, output, interruption, stdin).run()
-    from hvdkit.launch.elastic.supervisor import JobSupervisor
+    from hvdkit.launch.run.supervisor import JobSupervisor
 
     started = itertools.count(1)
 
@@ -68,7 +68,7 @@ async def _run(plan: StartPlan, output: Output) -> int:
 def _build_runner(
     job: Job, choice: LauncherChoice, output: Output, interruption: Interruption, stdin: StandardInput
 ) -> Runner:
-    from hvdkit.launch.job.runner import Runner
+    from hvdkit.launch.run.runner import Runner
 
     logs = job.variables.get("HVDKIT_OUTPUT_DIRECTORY", "")
     if logs:

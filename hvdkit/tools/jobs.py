@@ -12,8 +12,8 @@ from typing import Any
 from hvdkit.errors import LaunchError
 from hvdkit.launch.introspect.query_server import query_job, stop_job
 from hvdkit.launch.introspect.stack_report import ProcessStack, format_report, read_answer
-from hvdkit.launch.job.ranks import count_ranks
-from hvdkit.launch.job.runtime_dir import find_jobs
+from hvdkit.launch.state.ranks import count_ranks
+from hvdkit.launch.state.runtime_dir import find_jobs
 
 _JOBS = """\
 List your running hvdrun jobs on this host: name, state, ranks, hosts, start time and command. Jobs that you started on

@@ -19,10 +19,10 @@ import pytest
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.wire import connect_to_hvdrun, probe_hvdrun
-from hvdkit.launch.job.accept_loop import AcceptLoop
-from hvdkit.launch.job.authenticated_server import HANDSHAKES, AuthenticatedServer, raise_file_limit
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.state.accept_loop import AcceptLoop
+from hvdkit.launch.state.authenticated_server import HANDSHAKES, AuthenticatedServer, raise_file_limit
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.ranks import Ranks
 
 _COMING = 300
 _WAITING = Path("/proc/sys/net/core/somaxconn")
@@ -52,8 +52,8 @@ def test_hundreds_of_agents_find_room_to_wait() -> None:
 #: hvdrun's side in a process of its own, which may have so many files open; 0: as many as the system lets it.
 _SERVER = """
 import asyncio, json, resource, sys
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.ranks import Ranks
 
 async def main(files):
     if files:

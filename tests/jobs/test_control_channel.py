@@ -23,10 +23,10 @@ import pytest
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.handshake import ANSWER_BYTES, MAC_BYTES, NONCE_BYTES, AuthenticationError, Challenge, Mac, Session, connect
 from hvdkit.launch.agent import rank, wire
-from hvdkit.launch.job.outcome import JobResult
-from hvdkit.launch.job.output import Interruption, Output
-from hvdkit.launch.job.runner import Runner
 from hvdkit.launch.plan.job import AGENT, Job, Launch
+from hvdkit.launch.run.output import Interruption, Output
+from hvdkit.launch.run.runner import Runner
+from hvdkit.launch.state.outcome import JobResult
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"the job's"

@@ -29,7 +29,7 @@ from hvdrun_job import (
 )
 
 from hvdkit.launch.agent.rank import KILL_AFTER_S
-from hvdkit.launch.job.runtime_dir import find_jobs
+from hvdkit.launch.state.runtime_dir import find_jobs
 
 pytestmark = pytest.mark.ranks
 

@@ -19,7 +19,6 @@ from hvdkit.launch.cli import parser
 from hvdkit.launch.cli.command import plan_command
 from hvdkit.launch.cli.options import build_parser, parse_arguments
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.job.output import Output
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import select_forwarded
 from hvdkit.launch.plan.job import Job
@@ -27,6 +26,7 @@ from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
 from hvdkit.launch.plan.resolve_hosts import count_cores
 from hvdkit.launch.plan.resources import choose_ranks, count_gpus
+from hvdkit.launch.run.output import Output
 from hvdkit.visible_gpus import read_visible
 
 PATH = "/usr/bin:/bin"

@@ -30,11 +30,11 @@ from hvdrun_job import (
 )
 
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.output import Interruption, Output
-from hvdkit.launch.job.ranks import End, Ranks
-from hvdkit.launch.job.runner import Runner
 from hvdkit.launch.plan.job import AGENT, Job, Launch
+from hvdkit.launch.run.output import Interruption, Output
+from hvdkit.launch.run.runner import Runner
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.ranks import End, Ranks
 
 
 @pytest.mark.ranks

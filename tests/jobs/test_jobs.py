@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hvdrun_job import SLEEP, environment, read_pids, started
 
-from hvdkit.launch.job.runtime_dir import find_jobs
+from hvdkit.launch.state.runtime_dir import find_jobs
 from hvdkit.tools.jobs import format_jobs
 
 HVDKIT = [sys.executable, "-m", "hvdkit"]

@@ -19,7 +19,7 @@ from hvdkit.engine import startup
 from hvdkit.engine.startup import _describe, arriving, open_world
 from hvdkit.errors import SharedMemoryError
 from hvdkit.launch.introspect.init_watchdog import InitWait, InitWaits, describe_wait
-from hvdkit.launch.job.ranks import End, Phase, Ranks
+from hvdkit.launch.state.ranks import End, Phase, Ranks
 from hvdkit.launcher_channel import READY, TRAINED, announce_init, parse_init_call
 from hvdkit.transport.select import Connection
 from hvdkit.world import World

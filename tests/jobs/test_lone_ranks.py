@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hvdrun_job import HVDRUN, environment, lines
 
-from hvdkit.launch.job.outcome import conclude
-from hvdkit.launch.job.ranks import End, Ranks
+from hvdkit.launch.state.outcome import conclude
+from hvdkit.launch.state.ranks import End, Ranks
 from hvdkit.launcher_channel import LONE, READY
 from hvdkit.startup import SITE
 

@@ -24,7 +24,7 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.rank import Agent
 from hvdkit.launch.introspect import metrics
 from hvdkit.launch.introspect.metrics import METRICS, MetricsServer, format_metrics
-from hvdkit.launch.job.ranks import Ranks, Start
+from hvdkit.launch.state.ranks import Ranks, Start
 from hvdkit.launcher_channel import Totals, announce_totals, announce_value, parse_totals, parse_value
 
 ROOT = Path(__file__).parents[2]
@@ -179,7 +179,7 @@ def test_who_does_not_read_the_answer_is_not_waited_for(monkeypatch: pytest.Monk
 _SERVER = """
 import asyncio, os, resource, sys
 from hvdkit.launch.introspect.metrics import MetricsServer
-from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.state.ranks import Ranks
 
 async def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

@@ -22,9 +22,9 @@ from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, start
 
 from hvdkit.handshake import Session, connect
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.ranks import Ranks
-from hvdkit.launch.job.runtime_dir import find_jobs
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.ranks import Ranks
+from hvdkit.launch.state.runtime_dir import find_jobs
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "hvdkit").rglob("*.py")), *sorted(ROOT.glob("packages/*/hvdkit_*/**/*.py"))]
@@ -46,7 +46,7 @@ LISTENING = {
 #: What has a call of such a name, and opens nothing that others can connect to.
 NOT_LISTENING = {
     "launch/plan/resolve_hosts.py": "binds a UDP socket to an address, to see whether it is this machine's",
-    "launch/job/accept_loop.py": "listens at sockets that others have bound, which are in the table",
+    "launch/state/accept_loop.py": "listens at sockets that others have bound, which are in the table",
     "tools/doctor/collect/host.py": "binds a port to see whether it is free, and does not listen at it",
     "launch/agent/host_info.py": "binds ports to see whether they are free, and does not listen at them",
     "wrap/keras_fit.py": "binds arguments to a signature",

@@ -27,7 +27,7 @@ from hvdkit.launch.introspect.stack_report import (
     read_answer,
     read_processes,
 )
-from hvdkit.launch.job.runtime_dir import RuntimeDirectory, find_jobs
+from hvdkit.launch.state.runtime_dir import RuntimeDirectory, find_jobs
 from hvdkit.stacks import offer_all_stacks, offer_stacks
 from hvdkit.tools import jobs
 

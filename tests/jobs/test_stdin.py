@@ -18,10 +18,10 @@ import pytest
 from hvdrun_job import command, environment, hvdrun, lines, wait_until
 
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.ranks import Ranks
-from hvdkit.launch.job.standard_input import StandardInput
 from hvdkit.launch.plan.job import AGENT
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.ranks import Ranks
+from hvdkit.launch.state.standard_input import StandardInput
 
 DIGEST = "import hashlib; data = sys.stdin.buffer.read(); print(len(data), hashlib.sha256(data).hexdigest())"
 
@@ -91,7 +91,7 @@ def test_what_is_typed_reaches_rank_0(terminal: tuple[int, int]) -> None:
 
 _READ_FROM_THE_BACKGROUND = """
 import asyncio, os, signal, sys, time
-from hvdkit.launch.job.standard_input import StandardInput
+from hvdkit.launch.state.standard_input import StandardInput
 
 async def read():
     loop = asyncio.get_running_loop()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hvdrun_job import read_pids, started, wait_until
 
-from hvdkit.launch.job.ranks import End, Ranks
-from hvdkit.launch.job.stopped import LOOK_S, StoppedProcesses
+from hvdkit.launch.run.stopped import LOOK_S, StoppedProcesses
+from hvdkit.launch.state.ranks import End, Ranks
 
 
 @contextlib.contextmanager

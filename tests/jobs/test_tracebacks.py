@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hvdrun_job import hvdrun, lines
 
-from hvdkit.launch.job.output import Output
-from hvdkit.launch.job.tracebacks import Tracebacks
+from hvdkit.launch.run.output import Output
+from hvdkit.launch.state.tracebacks import Tracebacks
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: bad\n"
 

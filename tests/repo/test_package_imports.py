@@ -30,7 +30,7 @@ FURTHER = {
     "planner": "launch.cli.numbers launch.plan.resolve_hosts tools.bench.report tools.charts",
     "ray": "elastic.regrouping elastic.state integrations.ranks transport.select",
     "spark": "handshake integrations.ranks launch.agent.session_reaper launch.function_outcome "
-    "launch.job.authenticated_server launch.process startup training.sharding transport.addresses",
+    "launch.state.authenticated_server launch.process startup training.sharding transport.addresses",
     "balance": "",
     "parallel": "",
     "strategies": "transport.request",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.job import runtime_dir as folders
-from hvdkit.launch.job.runtime_dir import RuntimeDirectory, find_jobs
+from hvdkit.launch.state import runtime_dir as folders
+from hvdkit.launch.state.runtime_dir import RuntimeDirectory, find_jobs
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.elastic import host_pool
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing
 from hvdkit.launch.introspect import stack_report as doing
-from hvdkit.launch.job import control
 from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
+from hvdkit.launch.state import control
 from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
 from hvdkit.tools.doctor.checks import job as doctor_job
@@ -313,17 +313,17 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         | st.lists(st.tuples(st.just("eth0"), st.just("10.0.0.1") | _JSON, st.just(24) | _JSON, _JSON), max_size=2),
         (ValueError,),
     ),
-    "launch.job.control.parse_start": (
+    "launch.state.control.parse_start": (
         lambda value: control.parse_start(json.dumps(value).encode()),
         _objects(pid=1, threads=""),
         (ValueError,),
     ),
-    "launch.job.control.parse_end": (
+    "launch.state.control.parse_end": (
         lambda value: control.parse_end(json.dumps(value).encode()),
         _objects(code=0, signal=0, ended_by="", tail=["x"], time=0.5),
         (ValueError,),
     ),
-    "launch.job.control.parse_stacks": (
+    "launch.state.control.parse_stacks": (
         lambda value: control.parse_stacks(json.dumps(value).encode()),
         _objects(query=1, processes=[_PROCESS]),
         (ValueError,),
@@ -359,7 +359,7 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
 }
 
 BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
-    "launch.job.control.parse_report": (control.parse_report, (ValueError,)),
+    "launch.state.control.parse_report": (control.parse_report, (ValueError,)),
     "transport.gloo.rendezvous.parse_rendezvous_info": (rendezvous.parse_rendezvous_info, (TransportError,)),
     "transport.gloo.rendezvous.parse_rank_info": (rendezvous.parse_rank_info, (TransportError,)),
     "launch.agent.stream.Prefixer": (lambda data: stream.Prefixer(b"[0] ").feed(data), ()),
@@ -369,7 +369,7 @@ BYTES: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] 
 REACHED = {
     "profiling.recordings.parse_facts": "read_recordings, of files that hvdkit profile has written",
     "profiling.recordings.parse_plan": "the same",
-    "launch.job.control.parse_processes": "launch.job.control.parse_stacks",
+    "launch.state.control.parse_processes": "launch.state.control.parse_stacks",
     **dict.fromkeys(
         (
             "launch.hostfiles.names.parse_list",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from hvdkit.launch.elastic.survivors import find_hanging
-from hvdkit.launch.job.ranks import End, Ranks, describe_loss
+from hvdkit.launch.state.ranks import End, Ranks, describe_loss
 
 
 class Clock:

@@ -19,8 +19,8 @@ from hvdkit.launch.elastic.restart_policy import (
     find_lost_hosts,
     give_up_reason,
 )
-from hvdkit.launch.job.outcome import JobResult, Outcome, conclude
-from hvdkit.launch.job.ranks import End, Ranks
+from hvdkit.launch.state.outcome import JobResult, Outcome, conclude
+from hvdkit.launch.state.ranks import End, Ranks
 
 POLICY = RestartPolicy(min_ranks=2, max_ranks=4)
 LOST_PEER = ("hvdkit.errors.RankLostError: rank 1 is gone",)

@@ -14,10 +14,10 @@ import pytest
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.elastic.host_pool import HostPool, Hosts
 from hvdkit.launch.elastic.restart_policy import RestartPolicy
-from hvdkit.launch.elastic.supervisor import JobSupervisor
-from hvdkit.launch.job.outcome import JobResult, Outcome
-from hvdkit.launch.job.output import Interruption, Output
-from hvdkit.launch.job.ranks import Ranks
+from hvdkit.launch.run.output import Interruption, Output
+from hvdkit.launch.run.supervisor import JobSupervisor
+from hvdkit.launch.state.outcome import JobResult, Outcome
+from hvdkit.launch.state.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from hvdkit.launch.job.outcome import advise, conclude
-from hvdkit.launch.job.ranks import End, Ranks
+from hvdkit.launch.state.outcome import advise, conclude
+from hvdkit.launch.state.ranks import End, Ranks
 
 DOCTOR = " Run `hvdkit doctor`."
 LOST_PEER = ("Traceback", "hvdkit.errors.RankLostError: rank 1 is gone")

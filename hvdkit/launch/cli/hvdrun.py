@@ -10,10 +10,10 @@ from hvdkit.launch.cli.command import check_working_directory
 from hvdkit.launch.cli.console import run_command
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.cli.own_arguments import hide_values
-from hvdkit.launch.job.output import Output
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan_start import plan_start
 from hvdkit.launch.prepare import prepare
+from hvdkit.launch.run.output import Output
 from hvdkit.launch.start import run
 
 

@@ -1,1 +1,1 @@
-"""Elastic jobs, which continue or restart when ranks or hosts are lost."""
+"""Elastic jobs: hosts and ranks for another start, and the ranks that continue without lost ones."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdkit.launch.job.outcome import JobResult, Outcome
-from hvdkit.launch.job.ranks import Ranks
 from hvdkit.launch.plan.job import name_host
+from hvdkit.launch.state.outcome import JobResult, Outcome
+from hvdkit.launch.state.ranks import Ranks
 
 #: A job is given up after so many attempts in a row that saved nothing: the next attempt would end in the same way.
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.keepalive import disable_session_timeouts
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.ranks import Phase, Ranks, count_ranks, describe_loss, name_rank
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.registration import StartOrders
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.ranks import Phase, Ranks, count_ranks, describe_loss, name_rank
 from hvdkit.launcher_channel import FAILED, LOST
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Any, NamedTuple
 
 from hvdkit.launch.introspect.stack_report import ProcessStack, format_report, name_ranks, read_processes
-from hvdkit.launch.job.ranks import Ranks, explain_exit
+from hvdkit.launch.state.ranks import Ranks, explain_exit
 from hvdkit.launcher_channel import START_MPI
 
 

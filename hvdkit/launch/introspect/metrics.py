@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.job.accept_loop import AcceptLoop
-from hvdkit.launch.job.ranks import Phase, Ranks, RankState
-from hvdkit.launch.job.waiting import time_limit
+from hvdkit.launch.state.accept_loop import AcceptLoop
+from hvdkit.launch.state.ranks import Phase, Ranks, RankState
+from hvdkit.launch.state.waiting import time_limit
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.accept_loop import AcceptLoop
-from hvdkit.launch.job.control import parse_report
-from hvdkit.launch.job.waiting import ChangeEvent
+from hvdkit.launch.state.accept_loop import AcceptLoop
+from hvdkit.launch.state.control import parse_report
+from hvdkit.launch.state.waiting import ChangeEvent
 
 _ANSWER_S = 4.0
 _LONGEST = 1 << 16

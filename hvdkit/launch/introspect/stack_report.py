@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import hvdkit
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles.names import fold
-from hvdkit.launch.job.control import parse_processes
+from hvdkit.launch.state.control import parse_processes
 
 #: States of proc(5) in which a process cannot answer.
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waiting for a file system, in the kernel"}

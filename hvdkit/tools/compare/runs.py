@@ -15,8 +15,8 @@ from rich.console import Console
 
 from hvdkit.config import read_environment
 from hvdkit.errors import CompareError
-from hvdkit.launch.job.runtime_dir import RuntimeDirectory
 from hvdkit.launch.process import read_tail, run_into_file
+from hvdkit.launch.state.runtime_dir import RuntimeDirectory
 from hvdkit.startup import plan_variables
 from hvdkit.tools.compare.records import RankRecord, read_records
 from hvdkit.tools.compare.verdict import judge, print_verdict, show_json

@@ -16,7 +16,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.handshake import AuthenticationError, open_connection
-from hvdkit.launch.job.authenticated_server import AuthenticatedServer, Channel, ServerThread
+from hvdkit.launch.state.authenticated_server import AuthenticatedServer, Channel, ServerThread
 from hvdkit.log import logger
 from hvdkit.transport.addresses import is_loopback
 

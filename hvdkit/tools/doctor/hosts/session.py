@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import hvdkit
-from hvdkit.launch.job.waiting import time_limit
 from hvdkit.launch.launchers import ssh_options
 from hvdkit.launch.plan.environment import PYTHON_VARIABLES
 from hvdkit.launch.process import kill_group
+from hvdkit.launch.state.waiting import time_limit
 from hvdkit.tools.doctor.collect.probes import read_object
 from hvdkit.tools.doctor.findings import Finding
 from hvdkit.tools.doctor.survey import Failure

@@ -22,17 +22,17 @@ from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
-from hvdkit.launch.job.control import ControlServer
-from hvdkit.launch.job.outcome import JobResult, advise, conclude, conclude_without_output
-from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
-from hvdkit.launch.job.ranks import Phase, Ranks, name_rank
-from hvdkit.launch.job.runtime_dir import RuntimeDirectory
-from hvdkit.launch.job.standard_input import StandardInput
-from hvdkit.launch.job.stopped import LOOK_S, StoppedProcesses
-from hvdkit.launch.job.tracebacks import Tracebacks
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
+from hvdkit.launch.run.output import Interruption, LauncherOutput, Output
+from hvdkit.launch.run.stopped import LOOK_S, StoppedProcesses
+from hvdkit.launch.state.control import ControlServer
+from hvdkit.launch.state.outcome import JobResult, advise, conclude, conclude_without_output
+from hvdkit.launch.state.ranks import Phase, Ranks, name_rank
+from hvdkit.launch.state.runtime_dir import RuntimeDirectory
+from hvdkit.launch.state.standard_input import StandardInput
+from hvdkit.launch.state.tracebacks import Tracebacks
 
 # A failed rank and ranks that notice it report within milliseconds; if only the latter have, the cause has a second to
 # report.

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from hvdkit.errors import LaunchError
 from hvdkit.handshake import ANSWER_BYTES, AuthenticationError, Challenge, Session
 from hvdkit.launch.agent.wire import keep_alive
-from hvdkit.launch.job.accept_loop import AcceptLoop
-from hvdkit.launch.job.waiting import time_limit
+from hvdkit.launch.state.accept_loop import AcceptLoop
+from hvdkit.launch.state.waiting import time_limit
 
 HANDSHAKES = 512  # limit of handshakes at a time; more if the job may need them
 _HANDSHAKE_S = {socket.AF_UNIX: 20.0}  # only this user's processes can use a Unix socket, and agents do not retry there

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 from hvdkit.launch.agent.session_reaper import read_process
-from hvdkit.launch.job.ranks import Ranks, name_rank
+from hvdkit.launch.state.ranks import Ranks, name_rank
 
 LOOK_S = 2.0
 _KILL_S = 30.0  # at the end of a job

@@ -17,17 +17,17 @@ from typing import Any
 
 from hvdkit.handshake import AuthenticationError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.job.authenticated_server import (
+from hvdkit.launch.plan.registration import Registration, check_registration, parse_registration
+from hvdkit.launch.plan.resources import take_fields
+from hvdkit.launch.state.authenticated_server import (
     HANDSHAKES,
     AuthenticatedServer,
     Channel,
     raise_file_limit,
 )
-from hvdkit.launch.job.ranks import End, Ranks, Start
-from hvdkit.launch.job.standard_input import StandardInput
-from hvdkit.launch.job.waiting import ChangeEvent, time_limit
-from hvdkit.launch.plan.registration import Registration, check_registration, parse_registration
-from hvdkit.launch.plan.resources import take_fields
+from hvdkit.launch.state.ranks import End, Ranks, Start
+from hvdkit.launch.state.standard_input import StandardInput
+from hvdkit.launch.state.waiting import ChangeEvent, time_limit
 
 
 def parse_report(payload: bytes) -> dict[str, Any]:

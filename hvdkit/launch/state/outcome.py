@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.agent.wire import ENDED_BY_HVDRUN
-from hvdkit.launch.job.ranks import End, Ranks, count_ranks, describe_loss, name_rank
+from hvdkit.launch.state.ranks import End, Ranks, count_ranks, describe_loss, name_rank
 
 _FILES, _FILES_OF_A_RANK = 64, 8  # files that a launcher opens, with a reserve
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod\b")

@@ -14,7 +14,7 @@ import resource
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from hvdkit.launch.job.waiting import ChangeEvent
+from hvdkit.launch.state.waiting import ChangeEvent
 
 GRACE_S = 0.5
 QUEUE_S = 4.0

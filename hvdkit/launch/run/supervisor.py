@@ -20,11 +20,11 @@ from hvdkit.launch.elastic.restart_policy import (
     give_up_reason,
 )
 from hvdkit.launch.hostfiles import format_hosts
-from hvdkit.launch.job.outcome import Outcome
-from hvdkit.launch.job.output import Interruption, Output
-from hvdkit.launch.job.ranks import count_ranks
-from hvdkit.launch.job.runner import Runner
 from hvdkit.launch.plan.job import name_host
+from hvdkit.launch.run.output import Interruption, Output
+from hvdkit.launch.run.runner import Runner
+from hvdkit.launch.state.outcome import Outcome
+from hvdkit.launch.state.ranks import count_ranks
 
 _CHECK_S = 1.0
 #: So many checks in a row must agree: a script may fail once, and an elastic job first replaces lost ranks itself.

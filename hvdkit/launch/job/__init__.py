@@ -1,1 +1,0 @@
-"""A running job: agents' connections, the state of each rank, output, and how it ended."""

@@ -1,0 +1,1 @@
+"""Run a job: start its processes, write their output, start it again after a loss."""
