@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from hvdkit import __version__
 from hvdkit.errors import HvdkitError
 from hvdkit.launch.cli.console import run_command
-from hvdkit.launch.cli.parser import SHELLS, PrintCompletion, nearest
+from hvdkit.launch.cli.parser import SHELLS, PrintCompletion
+from hvdkit.suggestion import did_you_mean
 
 #: The entry points by which other packages add commands. Each is an `add_command(commands)`, as in our modules.
 ENTRY_POINTS = "hvdkit.commands"
@@ -145,7 +146,7 @@ def _run(name: str | None, words: Sequence[str]) -> int:
     command = parser.commands.choices.get(name or "", parser)
     if unknown:
         flags = [flag for flag in command._option_string_actions if flag.startswith("--")]
-        hint = nearest(unknown[0].partition("=")[0], flags)
+        hint = did_you_mean(unknown[0].partition("=")[0], flags)
         command.error(f"unknown argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}{'.' * bool(hint)}{hint}")
     return int(options.run(options) or 0)
 
@@ -162,7 +163,7 @@ def check_name(name: str, names: Iterable[str]) -> None:
         )
     if name == "completion":
         raise HvdkitError(f"write: hvdkit --print-completion {{{','.join(SHELLS)}}}. See hvdkit --help.")
-    hint = nearest(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."
+    hint = did_you_mean(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."
     raise HvdkitError(f"there is no such command.{hint} See hvdkit --help.")
 
 

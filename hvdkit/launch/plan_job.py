@@ -11,19 +11,19 @@ from dataclasses import replace
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations.schedulers import find_incomplete_slurm_job
-from hvdkit.launch.cli.horovod import find_ignored
-from hvdkit.launch.cli.parser import nearest
 from hvdkit.launch.elastic.options import plan_elastic
 from hvdkit.launch.facts import Facts
 from hvdkit.launch.hostfiles import format_hosts
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity, read_elasticity
 from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, is_number_of_rank, withhold
+from hvdkit.launch.plan.horovod_options import find_ignored
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.network import parse_wish
 from hvdkit.launch.plan.resolve_hosts import describe_unknown, plan_daemon_variables
 from hvdkit.launch.plan.resources import plan_shared_gpus
 from hvdkit.startup import plan_variables
+from hvdkit.suggestion import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Options for ranks or hosts, with or without a value in the same word.
@@ -175,7 +175,7 @@ def _plan_notes(
     if backend and backend not in _KERAS_BACKENDS:
         notes.append(
             f"KERAS_BACKEND={backend} is not a backend of Keras: {', '.join(_KERAS_BACKENDS)}."
-            f"{nearest(backend, _KERAS_BACKENDS)}"
+            f"{did_you_mean(backend, _KERAS_BACKENDS)}"
         )
     if options.network_interfaces is not None and facts.local:
         notes.append("--network-interfaces has no effect, because all ranks are on this machine.")
@@ -215,7 +215,7 @@ def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) 
             )
         if name.startswith("HVDKIT_") and name not in settings:
             raise LaunchError(
-                f"-x {name}: hvdkit has no setting of this name.{nearest(name, settings, 0.85)} See hvdkit doctor "
+                f"-x {name}: hvdkit has no setting of this name.{did_you_mean(name, settings, 0.85)} See hvdkit doctor "
                 "--settings.",
                 code="setting-unknown",
             )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.allocations.schedulers import describe_incomplete_slurm_job
-from hvdkit.launch.cli.command import check_command, plan_command
+from hvdkit.launch.detect.command import check_command, plan_command
 from hvdkit.launch.elastic.options import find_discovered
 from hvdkit.launch.facts import Facts, KnownHost
 from hvdkit.launch.hostfiles import FoundHosts, Host

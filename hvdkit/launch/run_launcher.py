@@ -9,9 +9,9 @@ from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.launch.cli.console import run_command
-from hvdkit.launch.cli.hvdrun import run_options
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.run_api import OPTIONS, REFUSAL
+from hvdkit.launch.start import run_options
 
 
 def main(folder: Path) -> int:

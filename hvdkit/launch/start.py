@@ -1,4 +1,4 @@
-"""Run a planned job: print its notes, start it, and restart it if it is elastic."""
+"""Run a job from its options: collect the facts, plan it, print its notes, start it, restart it if it is elastic."""
 
 from __future__ import annotations
 
@@ -9,21 +9,33 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.detect.command import check_working_directory
 from hvdkit.launch.elastic.options import plan_host_pool, plan_restart_policy
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
+from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.resolve_hosts import find_addresses
-from hvdkit.launch.plan_start import StartPlan, plan_restart
-from hvdkit.launch.prepare import on_hosts
+from hvdkit.launch.plan_start import StartPlan, plan_restart, plan_start
+from hvdkit.launch.prepare import on_hosts, prepare
 from hvdkit.launch.run.output import Output
+from hvdkit.launch.run.own_arguments import hide_values
 
 if TYPE_CHECKING:
     from hvdkit.launch.run.output import Interruption
     from hvdkit.launch.run.runner import Runner
     from hvdkit.launch.state.standard_input import StandardInput
+
+
+def run_options(options: LaunchOptions, environ: Mapping[str, str]) -> int:
+    """Prepare, plan and run a job; returns the exit code."""
+    hide_values(options.env)
+    check_working_directory()
+    output = Output(quiet=options.quiet, shown=options.show_ranks)
+    facts = prepare(options, environ, note=output.note)
+    return run(plan_start(options, facts), output)
 
 
 def run(plan: StartPlan, output: Output) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.errors import HvdkitError
-from hvdkit.launch.cli.parser import nearest
+from hvdkit.suggestion import did_you_mean
 
 _EXPLANATION = """\
 List the pages of the documentation, print one, or search all. The pages are those of the installed version.
@@ -81,7 +81,8 @@ def choose(pages: Mapping[str, Path], name: str) -> str:
         return wanted if wanted in pages else ends[0]
     if ends:
         raise HvdkitError(f"{wanted} is the end of several pages: {', '.join(ends)}. Write one of them.")
-    hint = nearest(wanted, [*pages, *(page.rpartition("/")[2] for page in pages)], 0.6) or " hvdkit docs lists them."
+    names = [*pages, *(page.rpartition("/")[2] for page in pages)]
+    hint = did_you_mean(wanted, names, 0.6) or " hvdkit docs lists them."
     raise HvdkitError(f"there is no page {wanted}.{hint}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hvdkit
 from hvdkit.errors import HvdkitError
-from hvdkit.launch.cli.parser import nearest
+from hvdkit.suggestion import did_you_mean
 
 _EXPLANATION = """\
 List the example scripts, or write one into the current folder. Each is complete, shorter than 100 lines, and downloads
@@ -111,5 +111,5 @@ def choose(gallery: list[Example], name: str) -> Example:
     by_name = {example.name: example for example in gallery}
     if wanted in by_name:
         return by_name[wanted]
-    hint = nearest(wanted, by_name, 0.6) or " hvdkit examples lists them."
+    hint = did_you_mean(wanted, by_name, 0.6) or " hvdkit examples lists them."
     raise HvdkitError(f"there is no example {wanted}.{hint}")

@@ -13,10 +13,12 @@ from planned_job import plan_job
 
 from hvdkit import __version__, cli
 from hvdkit.config import read_config, read_settings
-from hvdkit.launch.cli import horovod, hvdrun
+from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import build_parser, parse_arguments
 from hvdkit.launch.elastic.options import describe_restarts
 from hvdkit.launch.plan.elasticity import Elasticity
+from hvdkit.launch.plan.horovod_options import FLAGS as FLAGS_OF_HOROVOD
+from hvdkit.launch.plan.horovod_options import OTHERS
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
@@ -43,7 +45,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 def test_hvdruns_flags_are_frozen_but_for_the_settings() -> None:
     settings = {setting.flag for setting in read_settings({}) if setting.flag}
-    horovodruns = {name for flag in (*horovod.FLAGS, *horovod.OTHERS) for name in flag.names}
+    horovodruns = {name for flag in (*FLAGS_OF_HOROVOD, *OTHERS) for name in flag.names}
     assert flags_of(build_parser()) == FLAGS | settings | horovodruns
 
 
@@ -73,7 +75,7 @@ def test_the_short_help_fits_on_a_screen_and_the_long_one_has_every_option(monke
     assert "hvdkit docs clusters/hvdrun" in short and "hvdkit docs clusters/hvdrun" in everything
     words = set(everything.replace(",", " ").split())
     hidden = {"-hostfile", "--num-proc", "--np", "--network-interface", "--blacklist-cooldown"}
-    refused = {name for flag in (*horovod.FLAGS, *horovod.OTHERS) if flag.refused for name in flag.names}
+    refused = {name for flag in (*FLAGS_OF_HOROVOD, *OTHERS) if flag.refused for name in flag.names}
     assert flags_of(build_parser()) - words == hidden | refused
     assert not hidden & words
 

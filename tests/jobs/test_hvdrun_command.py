@@ -16,8 +16,8 @@ from planned_job import plan_job
 from hvdkit import cli as hvdkit_cli
 from hvdkit.errors import LaunchError, MissingDependencyError
 from hvdkit.launch.cli import parser
-from hvdkit.launch.cli.command import plan_command
 from hvdkit.launch.cli.options import build_parser, parse_arguments
+from hvdkit.launch.detect.command import plan_command
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import select_forwarded

@@ -203,7 +203,7 @@ def test_a_host_that_is_no_name_reaches_no_command_line(name: str, way: str, tmp
 
 @pytest.mark.parametrize("words", [["-x", "A=b=c"], ["-xA=b=c"], ["--env=A=b=c"], ["-x", "B=", "-x", "A=b=c"]])
 def test_values_are_overwritten_in_the_command_line_however_they_are_given(words: list[str]) -> None:
-    code = "import sys; from hvdkit.launch.cli.own_arguments import hide_values as hide; hide(['A=b=c', 'B=', 'C']); "
+    code = "import sys; from hvdkit.launch.run.own_arguments import hide_values as hide; hide(['A=b=c', 'B=', 'C']); "
     code += "print(open('/proc/self/cmdline').read().split(chr(0))[3:]); print(sys.argv[1:])"
     shown, own = subprocess.check_output([sys.executable, "-c", code, *words, "C", "d=b=c"], text=True).splitlines()
     assert shown == str([*(word.replace("A=b=c", "A=***") for word in words), "C", "d=b=c", ""])

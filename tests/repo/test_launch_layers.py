@@ -12,12 +12,15 @@ FLOORS = {
     "hostfiles": 0,
     "allocations": 1,
     "plan": 2,
+    "detect": 3,
     "state": 3,
     "elastic": 4,
     "introspect": 4,
     "run": 5,
     "cli": 6,
 }
+#: What imports cli: programs, which `python -m` starts.
+PROGRAMS = {"launch.__main__", "launch.run_launcher"}
 
 
 def read_graph() -> dict[str, set[str]]:
@@ -57,6 +60,16 @@ def test_folders_of_launch_import_what_is_below() -> None:
 def test_each_folder_of_launch_has_a_floor() -> None:
     folders = {path.parent.name for path in FILES if path.parent.parent.name == "launch"}
     assert folders == FLOORS.keys()
+
+
+def test_only_programs_import_the_command_line() -> None:
+    """hvdkit.launch() in Python makes no words of its options; what planning needs of cli belongs below it."""
+    importers = {
+        name
+        for name, targets in read_graph().items()
+        if not f"{name}.".startswith("launch.cli.") and any(f"{each}.".startswith("launch.cli.") for each in targets)
+    }
+    assert importers == PROGRAMS
 
 
 def test_two_folders_that_need_each_other_are_found() -> None:

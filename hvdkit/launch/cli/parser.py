@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvdkit.config import read_config
 from hvdkit.errors import HvdkitError
 from hvdkit.optional_import import optional_import
+from hvdkit.suggestion import did_you_mean
 
 # -np4 and -n4, as mpiexec writes them.
 _JOINED_RANKS = re.compile(r"(-np|-n)(\d+|gpu|auto)")
-
-
-def nearest(name: str, names: Iterable[str], similarity: float = 0.7) -> str:
-    """Write the question ` Did you mean NAME?` for the most similar name; "" if no name is similar."""
-    similar = difflib.get_close_matches(name, sorted(set(names) - {name}), 1, similarity)
-    return f" Did you mean {similar[0]}?" if similar else ""
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -124,7 +118,7 @@ class OptionParser(argparse.ArgumentParser):
             longer = any(each.lstrip("-").startswith(name.lstrip("-")) for each in actions if len(each) > 3)
             if takes and not longer:
                 return short
-        similar = nearest(name, actions) or nearest("-" + name, actions)
+        similar = did_you_mean(name, actions) or did_you_mean("-" + name, actions)
         return self.error(f"unknown option {name}.{similar}")
 
     def _refuse_joined(self, name: str) -> NoReturn:

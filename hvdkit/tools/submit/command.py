@@ -16,8 +16,8 @@ from typing import Any
 from hvdkit.config import read_environment
 from hvdkit.errors import SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launch.cli.command import find_script
 from hvdkit.launch.cli.numbers import count, count_or_none
+from hvdkit.launch.detect.command import find_script
 from hvdkit.tools.submit.follow import Follower, Scheduler, ask_state, submit_script
 from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
 from hvdkit.tools.submit.kubernetes import KUBERNETES, TRAINJOB

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.cli.parser import nearest
+from hvdkit.suggestion import did_you_mean
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 # Options of python that are followed by a value.
@@ -89,7 +89,7 @@ def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
     script = find_script(command)
     if script and not Path(script).is_file():
         folder = Path(script).parent
-        similar = nearest(Path(script).name, _list(folder, ".py"))
+        similar = did_you_mean(Path(script).name, _list(folder, ".py"))
         what = "is a directory, not a script" if Path(script).is_dir() else f"does not exist in {folder.absolute()}"
         raise LaunchError(f"the script {script} {what}. Check the path.{similar}", code="script-missing")
     if script:
@@ -110,11 +110,11 @@ def _check_program(program: str, path: str) -> None:
             )
         names = (name for folder in path.split(os.pathsep) for name in _list(Path(folder)))
         raise LaunchError(
-            f"the program {program} is not on PATH. Check the spelling.{nearest(program, names)}",
+            f"the program {program} is not on PATH. Check the spelling.{did_you_mean(program, names)}",
             code="program-not-on-path",
         )
     if not Path(program).exists():
-        similar = nearest(Path(program).name, _list(Path(program).parent))
+        similar = did_you_mean(Path(program).name, _list(Path(program).parent))
         raise LaunchError(
             f"the program {program} does not exist (directory: {os.getcwd()}). Check the path.{similar}",
             code="program-missing",
@@ -139,7 +139,7 @@ def _check_module(name: str) -> None:
             names = [f"{spec.name}.{each.name}" for each in pkgutil.iter_modules(folders)]
             spec = importlib.machinery.PathFinder.find_spec(full, folders)
         if spec is None:
-            similar = nearest(full, names)
+            similar = did_you_mean(full, names)
             raise LaunchError(
                 f"the Python module {full} does not exist, neither in {here} nor for {sys.executable}. Check the "
                 f"spelling, or install it.{similar}",
