@@ -16,7 +16,8 @@ import time
 
 from benchmarks.rows import Row, build_parser, finish
 from hvdkit.launch.cli.numbers import count
-from hvdkit.launch.plan.mpi import Mpi, find_mpi
+from hvdkit.launch.detect.mpi import find_mpi
+from hvdkit.launch.plan.mpi import Mpi
 
 AIM_S = 0.5  # that hvdrun may take more
 _WORK = "start to first step, 2 ranks"

@@ -34,7 +34,7 @@ class Facts:
     requested_ranks: the number of ranks of -np; None for one on each slot.
     command: of the ranks.
     command_problem: the error if the command cannot be started; else None.
-    home: see `plan_home`.
+    home: see `choose_home`.
     ssh_options: the user's own.
     interfaces: of this machine; () if all hosts are local.
     seed: for --wrap.

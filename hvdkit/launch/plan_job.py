@@ -11,7 +11,6 @@ from dataclasses import replace
 from hvdkit.config import Config, read_config, read_settings
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations.schedulers import find_incomplete_slurm_job
-from hvdkit.launch.elastic.options import plan_elastic
 from hvdkit.launch.facts import Facts
 from hvdkit.launch.hostfiles import format_hosts
 from hvdkit.launch.options import LaunchOptions
@@ -19,9 +18,9 @@ from hvdkit.launch.plan.elasticity import Elasticity, read_elasticity
 from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, is_number_of_rank, withhold
 from hvdkit.launch.plan.horovod_options import find_ignored
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
-from hvdkit.launch.plan.network import parse_wish
-from hvdkit.launch.plan.resolve_hosts import describe_unknown, plan_daemon_variables
+from hvdkit.launch.plan.network import describe_unknown, parse_wish, plan_daemon_variables
 from hvdkit.launch.plan.resources import plan_shared_gpus
+from hvdkit.launch.plan_elastic import plan_elastic
 from hvdkit.startup import plan_variables
 from hvdkit.suggestion import did_you_mean
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.elastic.options import describe_restarts, starts_over_ssh
 from hvdkit.launch.facts import Facts
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice, plan_launcher
+from hvdkit.launch.plan_elastic import describe_restarts, starts_over_ssh
 from hvdkit.launch.plan_job import plan_job, with_elasticity
 
 

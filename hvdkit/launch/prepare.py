@@ -13,15 +13,15 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.allocations.schedulers import describe_incomplete_slurm_job
 from hvdkit.launch.detect.command import check_command, plan_command
+from hvdkit.launch.detect.gpus import choose_ranks
+from hvdkit.launch.detect.hosts import count_cores, find_hosts, is_known, is_local, resolve
+from hvdkit.launch.detect.launchers import detect_launchers
+from hvdkit.launch.detect.mpi import choose_home
 from hvdkit.launch.elastic.options import find_discovered
 from hvdkit.launch.facts import Facts, KnownHost
 from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.options import LaunchOptions, check_options
-from hvdkit.launch.plan.launcher_choice import detect_launchers
-from hvdkit.launch.plan.mpi import plan_home
 from hvdkit.launch.plan.network import parse_interfaces
-from hvdkit.launch.plan.resolve_hosts import count_cores, find_hosts, is_known, is_local, resolve
-from hvdkit.launch.plan.resources import choose_ranks
 from hvdkit.launch.plan_job import plan_environ, plan_job
 
 
@@ -71,7 +71,7 @@ def collect_facts(
         requested_ranks=requested,
         command=tuple(plan_command(options.command, module=options.module, path=path)),
         command_problem=problem,
-        home=plan_home(environ),
+        home=choose_home(environ),
         ssh_options=read_ssh_options(options.ssh_port, options.ssh_identity_file),
         seed=str(secrets.randbelow(2**31)) if options.wrap else "",
         directory=os.getcwd(),

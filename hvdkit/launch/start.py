@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.detect.command import check_working_directory
+from hvdkit.launch.detect.hosts import find_addresses
 from hvdkit.launch.elastic.options import plan_host_pool, plan_restart_policy
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
@@ -17,7 +18,6 @@ from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
-from hvdkit.launch.plan.resolve_hosts import find_addresses
 from hvdkit.launch.plan_start import StartPlan, plan_restart, plan_start
 from hvdkit.launch.prepare import on_hosts, prepare
 from hvdkit.launch.run.output import Output

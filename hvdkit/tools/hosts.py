@@ -12,9 +12,9 @@ from dataclasses import asdict
 from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.detect.hosts import find_hosts
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, FoundHosts, find_dialect
 from hvdkit.launch.hostfiles.dialects import convert
-from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 
 def write_json(found: FoundHosts) -> str:

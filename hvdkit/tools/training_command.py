@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.options import build_parser
-from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.launch.detect.hosts import find_hosts
 from hvdkit.launch.run.own_arguments import hide_values
 
 _IN_HELP = {"np", "hosts", "hostfile", "network_interfaces", "verbose"}

@@ -15,13 +15,13 @@ from hvdkit import __version__, cli
 from hvdkit.config import read_config, read_settings
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import build_parser, parse_arguments
-from hvdkit.launch.elastic.options import describe_restarts
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.horovod_options import FLAGS as FLAGS_OF_HOROVOD
 from hvdkit.launch.plan.horovod_options import OTHERS
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan_elastic import describe_restarts
 from hvdkit.launch.plan_job import with_elasticity
 
 FLAGS = {

@@ -18,14 +18,14 @@ from hvdkit.errors import LaunchError, MissingDependencyError
 from hvdkit.launch.cli import parser
 from hvdkit.launch.cli.options import build_parser, parse_arguments
 from hvdkit.launch.detect.command import plan_command
+from hvdkit.launch.detect.gpus import choose_ranks, count_gpus
+from hvdkit.launch.detect.hosts import count_cores
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import select_forwarded
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
-from hvdkit.launch.plan.resolve_hosts import count_cores
-from hvdkit.launch.plan.resources import choose_ranks, count_gpus
 from hvdkit.launch.run.output import Output
 from hvdkit.visible_gpus import read_visible
 

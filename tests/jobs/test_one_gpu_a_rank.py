@@ -205,7 +205,7 @@ def test_hvdrun_refuses_or_warns_before_the_start(
         start = plan_start(options, facts)
         return replace(start, job=replace(start.job, agent=str(agent)))
 
-    monkeypatch.setattr(hvdrun, "plan_start", plan)
+    monkeypatch.setattr("hvdkit.launch.start.plan_start", plan)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = "import json, os; print(json.dumps([os.environ.get('NCCL_HOSTID'), os.environ.get('NCCL_NET')]))"
     assert hvdrun.main(["-np", "3", *options, sys.executable, "-S", "-c", script]) == code

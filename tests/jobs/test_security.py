@@ -45,7 +45,7 @@ LISTENING = {
 }
 #: What has a call of such a name, and opens nothing that others can connect to.
 NOT_LISTENING = {
-    "launch/plan/resolve_hosts.py": "binds a UDP socket to an address, to see whether it is this machine's",
+    "launch/detect/hosts.py": "binds a UDP socket to an address, to see whether it is this machine's",
     "launch/state/accept_loop.py": "listens at sockets that others have bound, which are in the table",
     "tools/doctor/collect/host.py": "binds a port to see whether it is free, and does not listen at it",
     "launch/agent/host_info.py": "binds ports to see whether they are free, and does not listen at them",

@@ -150,8 +150,8 @@ def test_data_that_fit_waits_for(backend: str) -> None:
 
 
 def test_it_listens_where_the_ranks_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvdkit.launch.plan.resolve_hosts.resolve", lambda name: {"far": ("192.0.2.7",)}.get(name, ()))
-    monkeypatch.setattr("hvdkit.launch.plan.resolve_hosts._address_towards", {"192.0.2.7": "192.0.2.1"}.get)
+    monkeypatch.setattr("hvdkit.launch.detect.hosts.resolve", lambda name: {"far": ("192.0.2.7",)}.get(name, ()))
+    monkeypatch.setattr("hvdkit.launch.detect.hosts._address_towards", {"192.0.2.7": "192.0.2.1"}.get)
     python = [sys.executable, "-m", "hvdkit.launch"]
     assert choose_addresses(["hvdrun", "-np", "2", "python", "x.py"], {}) == (LOOPBACK,)
     assert choose_addresses([*python, "-np", "2", "-H", "localhost:2", "x"], {}) == (LOOPBACK,)

@@ -21,13 +21,13 @@ BEHIND_THE_DOOR = ("engine", "transport", *ADAPTERS)
 #: Package or room -> further modules that it imports. Lists get shorter only: the door is to offer what they need.
 FURTHER = {
     "federated": "",
-    "horovod": "alias engine.named.integers hook launch.cli.numbers launch.plan.mpi launch.plan.resolve_hosts "
+    "horovod": "alias engine.named.integers hook launch.cli.numbers launch.detect.hosts launch.detect.mpi "
     "launch.process tensorflow.variables tools.cuda_toolkit "
     "tools.doctor.collect.probes tools.installed torch.layout "
     "transport.arithmetic transport.backend transport.buckets transport.buffer transport.coding.api "
     "transport.division transport.mpi.backend transport.mpi.library transport.part transport.polling",
     "migrate": "",
-    "planner": "launch.cli.numbers launch.plan.resolve_hosts tools.bench.report tools.charts",
+    "planner": "launch.cli.numbers launch.detect.hosts tools.bench.report tools.charts",
     "ray": "elastic.regrouping elastic.state integrations.ranks transport.select",
     "spark": "handshake integrations.ranks launch.agent.session_reaper launch.function_outcome "
     "launch.state.authenticated_server launch.process startup training.sharding transport.addresses",

@@ -12,7 +12,7 @@ from typing import Any
 from hvdrun_job import HVDRUN, environment
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.plan.resources import count_gpus
+from hvdkit.launch.detect.gpus import count_gpus
 
 RANKS = 2
 _TESTS = Path(__file__).parent

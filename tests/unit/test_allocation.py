@@ -12,8 +12,8 @@ from planned_job import plan_job
 from hvdkit.errors import HostfileError, LaunchError
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.detect.hosts import find_hosts
 from hvdkit.launch.hostfiles import FoundHosts, Host
-from hvdkit.launch.plan.resolve_hosts import find_hosts
 
 
 def slurm(nodes: str, tasks: str, **more: str) -> dict[str, str]:

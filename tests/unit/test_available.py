@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.detect import hosts as host_lookup
 from hvdkit.launch.elastic.host_pool import Blacklist, HostPool
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.plan import resolve_hosts
 
 HOSTS = (Host("far1", 1), Host("far2", 2), Host("far3", 3))
 
@@ -100,5 +100,5 @@ def test_the_loop_goes_on_while_names_are_resolved(monkeypatch: pytest.MonkeyPat
         asyncio.get_running_loop().call_later(0.01, is_turn_taken.set)
         assert names(await HostPool((), print, discover=look).find()) == ["localhost"]
 
-    monkeypatch.setattr(resolve_hosts, "is_known", lambda host: is_turn_taken.wait(20))
+    monkeypatch.setattr(host_lookup, "is_known", lambda host: is_turn_taken.wait(20))
     asyncio.run(run())

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.detect.mpi import find_library, find_mpi, parse_version
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import clean_environment, select_forwarded
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
 from hvdkit.launch.plan.launcher_choice import LauncherChoice
-from hvdkit.launch.plan.mpi import Mpi, find_library, find_mpi, parse_version
+from hvdkit.launch.plan.mpi import Mpi
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 

@@ -24,10 +24,11 @@ from hvdkit.launch.agent import host_info, rank_identity, stream
 from hvdkit.launch.allocations import read_allocation, schedulers
 from hvdkit.launch.cli import horovod
 from hvdkit.launch.cli.options import parse_arguments
+from hvdkit.launch.detect import launchers, mpi
 from hvdkit.launch.elastic import host_pool
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, grammars, names, parsing
 from hvdkit.launch.introspect import stack_report as doing
-from hvdkit.launch.plan import launcher_choice, mpi, network, registration, resources
+from hvdkit.launch.plan import network, registration, resources
 from hvdkit.launch.state import control
 from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
@@ -176,12 +177,10 @@ TEXTS: dict[str, Parser] = {
         network.parse_wish, ["eth0", "10.0.0.0/24", ",", "/", "fe80::"], (LaunchError,)
     ),
     "launch.plan_job.split_words": Parser(lambda text: plan_job.split_words("-x", text), _HOSTS, (LaunchError,)),
-    "launch.plan.mpi.parse_version": Parser(
+    "launch.detect.mpi.parse_version": Parser(
         mpi.parse_version, ["mpirun (Open MPI) ", "5.0", "HYDRA", "Version: ", "Intel(R) "]
     ),
-    "launch.plan.launcher_choice.parse_pmi_list": Parser(
-        launcher_choice.parse_pmi_list, ["pmix", "_v", "4", "none", " "]
-    ),
+    "launch.detect.launchers.parse_pmi_list": Parser(launchers.parse_pmi_list, ["pmix", "_v", "4", "none", " "]),
     "launch.cli.horovod.read_flags": Parser(
         _in_file(horovod.read_flags),
         ["params:", "\n", "  ", "cycle-time-ms", ": ", "- ", "&a", "*a", "!!python/"],

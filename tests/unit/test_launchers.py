@@ -11,19 +11,15 @@ import pytest
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations.schedulers import find_scheduler
+from hvdkit.launch.detect.launchers import detect_launchers, parse_pmi_list
+from hvdkit.launch.detect.mpi import find_mpi
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import withhold
 from hvdkit.launch.plan.job import Job, format_shell_line
-from hvdkit.launch.plan.launcher_choice import (
-    LAUNCHERS,
-    LauncherChoice,
-    detect_launchers,
-    parse_pmi_list,
-    plan_launcher,
-)
+from hvdkit.launch.plan.launcher_choice import LAUNCHERS, LauncherChoice, plan_launcher
 from hvdkit.launch.plan.launcher_choice import LauncherEnvironment as Environment
-from hvdkit.launch.plan.mpi import Mpi, find_mpi
+from hvdkit.launch.plan.mpi import Mpi
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hvdkit.errors import LaunchError
 from hvdkit.launch.facts import Facts, KnownHost
 from hvdkit.launch.hostfiles import FoundHosts, Host
+from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
@@ -48,6 +50,31 @@ def test_the_same_options_and_facts_give_the_same_job() -> None:
     assert (job.ranks, job.command, job.local, job.elasticity) == (2, ("true",), True, Elasticity.OFF)
     assert job.variables["HVDKIT_WRAP_SEED"] == "7"
     assert job.variables["HVDKIT_OUTPUT_DIRECTORY"] == "/data/logs"
+
+
+def test_a_plan_opens_no_file_starts_no_program_and_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    options = LaunchOptions(
+        np=4,
+        command=("true",),
+        elastic=Elasticity.SURVIVE,
+        wrap=True,
+        show_ranks=frozenset({1}),
+        env=("HOME",),
+        mpi_args="--display map",
+        network_interfaces="eth0",
+        output_filename="logs",
+    )
+    plan_start(options, facts(*HOSTS))  # imports what it needs
+    events: list[str] = []
+    counts = True
+    # A hook cannot be removed.
+    sys.addaudithook(lambda event, arguments: events.append(event) if counts else None)
+    plan = plan_start(options, facts(*HOSTS))
+    plan_restart(plan, replace(plan.facts, found=replace(plan.facts.found, hosts=HOSTS[:1])), 2, 3)
+    build_launch(plan.job, plan.choice)
+    counts = False
+    assert not [event for event in events if not event.startswith(("object.", "compile", "sys._getframe", "gc."))]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_unknown_host_is_an_error_and_in_a_dry_run_a_note() -> None:

@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.detect import hosts as host_lookup
+from hvdkit.launch.detect.hosts import count_cores, is_local
 from hvdkit.launch.hostfiles import Host, settle_slots
 from hvdkit.launch.hostfiles.grammars import content_lines, parse_numbered, read_lines
-from hvdkit.launch.plan import resolve_hosts
 from hvdkit.launch.plan.job import total_slots
-from hvdkit.launch.plan.resolve_hosts import count_cores, is_local
 
 Hosts = tuple[Host, ...]
 
@@ -122,9 +122,9 @@ class HostPool:
             self._say_once(f"{error} hvdrun continues with the hosts that it knows.")
             return
         if found != self._discovered:
-            resolve_hosts.resolve.cache_clear()
+            host_lookup.resolve.cache_clear()
             # The name service and ssh may take seconds, during which the job must be supervised.
-            known = [host for host in found if await asyncio.to_thread(resolve_hosts.is_known, host)]
+            known = [host for host in found if await asyncio.to_thread(host_lookup.is_known, host)]
             self._discovered, self.hosts = found, tuple(known)
 
     def _say_once(self, message: str) -> None:

@@ -213,3 +213,40 @@ def _is_subnet(text: str) -> bool:
     except ValueError:
         return False
     return "/" in text
+
+
+def describe_unknown(names: Iterable[str]) -> str:
+    """Describe the hosts that neither the name service nor ssh's configuration resolves; "" for none."""
+    unknown = list(names)
+    if not unknown:
+        return ""
+    return (
+        f"Unknown host{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}. "
+        "Check the spelling; a name must be in DNS, /etc/hosts or ~/.ssh/config."
+    )
+
+
+def plan_daemon_variables(
+    targets: Sequence[str], interfaces: Sequence[InterfaceAddress], wish: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Plan Open MPI's parameters that restrict its daemons to the subnets with all other hosts.
+
+    By default they try every address, also a container engine's, which on each host belongs to another machine.
+    Open MPI 5 ignores a subnet, with a warning, on an interface that has an address of IPv6 too, and ends with SIGSEGV
+    if two interfaces are excluded by name: then the plan has no restriction.
+
+    targets: an address of each other host, "" if it is unknown.
+    interfaces: of this machine.
+    wish: see choose_network.
+    environ: the user's own parameters take precedence.
+    """
+    own = [each for each in interfaces if ":" not in each.subnet]
+    wished = [each for each in own if wish and matches(each, wish)]
+    chosen = wished or [each for each in own if all(is_inside(target, each.subnet) for target in targets)]
+    chosen_names = {each.name for each in chosen}
+    ignored = any(each.name in chosen_names and each.between_hosts for each in interfaces if each not in own)
+    names = ("PRTE_MCA_prte_if_include", "OMPI_MCA_oob_tcp_if_include")
+    own_parameters = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_(prte|oob_tcp)_if_(in|ex)clude", name)]
+    if own_parameters or ignored or not chosen:
+        return {}
+    return dict.fromkeys(names, ",".join(dict.fromkeys(each.subnet for each in chosen)))

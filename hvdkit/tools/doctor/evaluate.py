@@ -14,9 +14,9 @@ from rich.console import Console
 
 from hvdkit.config import read_environment
 from hvdkit.launch.allocations.schedulers import find_scheduler
+from hvdkit.launch.detect.hosts import find_hosts
+from hvdkit.launch.detect.mpi import choose_home
 from hvdkit.launch.hostfiles import Host
-from hvdkit.launch.plan.mpi import plan_home
-from hvdkit.launch.plan.resolve_hosts import find_hosts
 from hvdkit.launch.prepare import read_ssh_options
 from hvdkit.tools.doctor.checks import gpus, machine, mpi, network, software
 from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
@@ -105,7 +105,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 def diagnose(options: DoctorOptions) -> int:
     """Examine the hosts that are named or allocated, or this one; returns the exit code."""
     environ = read_environment()
-    environ = {**plan_home(environ), **environ}  # as hvdrun does
+    environ = {**choose_home(environ), **environ}  # as hvdrun does
     found = None
     if not options.here:
         found = find_hosts(options.hosts, options.hostfile, environ, format=options.hostfile_format)

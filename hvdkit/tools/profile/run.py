@@ -27,9 +27,9 @@ from hvdkit.handshake import AuthenticationError
 from hvdkit.launch.agent.host_info import read_interfaces
 from hvdkit.launch.agent.session_reaper import die_with_parent
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.plan.mpi import parse_version
+from hvdkit.launch.detect.hosts import find_addresses, find_hosts, is_local
+from hvdkit.launch.detect.mpi import parse_version
 from hvdkit.launch.plan.network import parse_interfaces
-from hvdkit.launch.plan.resolve_hosts import find_addresses, find_hosts, is_local
 from hvdkit.launch.process import run_program
 from hvdkit.launch.state.authenticated_server import AuthenticatedServer, Channel, ServerThread, raise_file_limit
 from hvdkit.log import logger

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hvdkit.launch.plan.resolve_hosts import count_cores
+from hvdkit.launch.detect.hosts import count_cores
 from hvdkit.optional_import import optional_import
 from hvdkit.tools.bench.report import OURS, Report, bandwidths
 from hvdkit_planner.errors import PlanError

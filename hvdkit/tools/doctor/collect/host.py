@@ -22,8 +22,8 @@ from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
 from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.agent.segments import list_open_files
+from hvdkit.launch.detect.hosts import is_own_address, resolve
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
-from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
 from hvdkit.tools.doctor.collect.mpi import read_hvdrun_mpi, read_launchers, read_library, try_srun, try_two_ranks
 from hvdkit.tools.doctor.collect.software import read_accelerators, read_horovod, read_keras_backend, read_packages
 from hvdkit.tools.doctor.facts import (

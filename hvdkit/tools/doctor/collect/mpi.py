@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hvdkit.errors import LaunchError
+from hvdkit.launch.detect.launchers import parse_pmi_list
+from hvdkit.launch.detect.mpi import find_mpi, parse_version
 from hvdkit.launch.plan.environment import clean_environment
-from hvdkit.launch.plan.launcher_choice import parse_pmi_list
-from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, find_mpi, parse_version
+from hvdkit.launch.plan.mpi import WITHOUT_FABRICS
 from hvdkit.launch.process import run_program
 from hvdkit.tools.doctor.collect.probes import probe_argv, run_probe
 from hvdkit.tools.doctor.facts import HvdrunMpi, Launcher, MpiLibrary, Trial

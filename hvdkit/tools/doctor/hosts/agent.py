@@ -23,7 +23,7 @@ from typing import Any
 from hvdkit import __version__
 from hvdkit.config import read_environment
 from hvdkit.handshake import AuthenticationError, Session, open_connection
-from hvdkit.launch.plan.resolve_hosts import resolve
+from hvdkit.launch.detect.hosts import resolve
 from hvdkit.launch.process import run_program
 from hvdkit.launch.state.authenticated_server import AuthenticatedServer, Channel, ServerThread
 from hvdkit.tools.doctor.collect.host import collect

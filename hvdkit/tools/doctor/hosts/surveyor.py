@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from hvdkit.launch.detect.hosts import is_local
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.plan.environment import select_forwarded
-from hvdkit.launch.plan.resolve_hosts import is_local
 from hvdkit.launch.process import ProcessResult, run_program
 from hvdkit.tools.doctor.collect.host import collect
 from hvdkit.tools.doctor.collect.probes import probe_argv, read_object

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
-from hvdkit.launch.plan.mpi import Mpi, find_mpi
-from hvdkit.launch.plan.resolve_hosts import count_cores
+from hvdkit.launch.detect.hosts import count_cores
+from hvdkit.launch.detect.mpi import find_mpi
 from hvdkit.launch.process import run_program
 from hvdkit.tools.cuda_toolkit import GpuTools, find_gpu_tools
 from hvdkit.tools.installed import PACKAGES_OF, Frameworks, find_package, find_version, read_frameworks
@@ -116,7 +116,8 @@ def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
     mpirun, mpi_error, mpi = "", "", None
     try:
         launcher = find_mpi(environ, sys.prefix)
-        mpirun, mpi = launcher.mpirun, _read_mpi_compiler(launcher, environ)
+        mpirun = launcher.mpirun
+        mpi = _read_mpi_compiler(mpirun, launcher.name, launcher.version, environ)
     except LaunchError as error:
         mpi_error = str(error)
     features = _read_value("/proc/cpuinfo", "flags")
@@ -143,14 +144,14 @@ def read_site(environ: Mapping[str, str], nccl_home: str) -> Site:
     )
 
 
-def _read_mpi_compiler(mpi: Mpi, environ: Mapping[str, str]) -> MpiCompiler | None:
+def _read_mpi_compiler(mpirun: str, name: str, version: str, environ: Mapping[str, str]) -> MpiCompiler | None:
     """Find the compiler beside mpirun and query its command; `command` is "" if it does not print that."""
-    programs = (Path(mpi.mpirun).parent / name for name in _MPI_COMPILERS)
+    programs = (Path(mpirun).parent / each for each in _MPI_COMPILERS)
     path = next((str(program) for program in programs if os.access(program, os.X_OK)), "")
     if not path:
         return None
     answer = run_program([path, "-show"], environ=environ, timeout_s=_TIMEOUT_S)
-    return MpiCompiler(mpi.name, mpi.version, path, answer.stdout.strip() if answer.status == 0 else "")
+    return MpiCompiler(name, version, path, answer.stdout.strip() if answer.status == 0 else "")
 
 
 def _find_program(name: str, path: str) -> str:
