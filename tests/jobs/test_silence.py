@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hvdkit.launch.agent.keepalive import disable_session_timeouts
+from hvdkit.launch.agent.partition_tolerance import disable_session_timeouts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from .keepalive import end_daemon, wait_for_hvdrun
+from .partition_tolerance import end_daemon, wait_for_hvdrun
 from .rank import Agent
 from .rank_identity import RankIdentity, adopt_environment, identify_rank, read_environment_of, survivors_continue
 from .segments import remove_abandoned_files, remove_dead_segments

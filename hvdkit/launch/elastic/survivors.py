@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterable
 
 from hvdkit.launch.agent import wire
-from hvdkit.launch.agent.keepalive import disable_session_timeouts
+from hvdkit.launch.agent.partition_tolerance import disable_session_timeouts
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
 from hvdkit.launch.plan.registration import StartOrders
@@ -35,12 +35,12 @@ class Survivors:
         self._min_ranks = max(1, job.config.min_np) if job.survives else 0  # 0: the loss of any rank ends the job
         self.hang_timeout_s = job.config.elastic_patience_s if job.elasticity is not Elasticity.OFF else 0.0
         self.too_few = self.cut_off = False
-        self._keepalive_problem = ""
+        self._timeouts_problem = ""
 
     def begin(self, session: int) -> None:
         """Keep the launcher running when a host is cut off. session: of mpirun and the processes that it started."""
         if self._min_ranks:
-            self._keepalive_problem = disable_session_timeouts(session)
+            self._timeouts_problem = disable_session_timeouts(session)
 
     def continue_without_failed(self) -> bool:
         """Let the other ranks continue without the failed ranks; returns whether they can."""
@@ -54,10 +54,10 @@ class Survivors:
             if self.too_few
             else f"continuing with {count_ranks(left)}"
         )
-        if self._keepalive_problem and not self.too_few and any(self._ranks.states[rank].silent for rank in failed):
+        if self._timeouts_problem and not self.too_few and any(self._ranks.states[rank].silent for rank in failed):
             then += (
                 "; mpirun will notice within minutes, and end the job: the timeouts of its connections cannot be "
-                f"changed on this system ({self._keepalive_problem})"
+                f"changed on this system ({self._timeouts_problem})"
             )
         for rank in failed:
             state = self._ranks.states[rank]
