@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from hvdrun_job import alive, descendants, hvdrun, started, wait_until
 
-from hvdkit.launch.agent import segments
-from hvdkit.launch.agent.segments import remove_abandoned_files, remove_dead_segments
+from hvdkit.launch.agent import shm_cleanup
+from hvdkit.launch.agent.shm_cleanup import remove_abandoned_files, remove_dead_segments
 
-ALL_VISIBLE = os.readlink("/proc/self/ns/pid") == segments._ALL_PROCESSES
+ALL_VISIBLE = os.readlink("/proc/self/ns/pid") == shm_cleanup._ALL_PROCESSES
 needs_all_processes = pytest.mark.skipif(not ALL_VISIBLE, reason="this is a container with processes of its own")
 #: Python's own mmap keeps the file open.
 OPEN = """
@@ -50,7 +50,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "_ALL_PROCESSES", os.readlink("/proc/self/ns/pid"))
+    monkeypatch.setattr(shm_cleanup, "_ALL_PROCESSES", os.readlink("/proc/self/ns/pid"))
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -135,14 +135,14 @@ def test_a_segment_that_is_mapped_and_closed_meanwhile_stays(folder: Path, monke
 
 def test_nothing_is_removed_where_processes_may_be_hidden(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = segment(folder)
-    monkeypatch.setattr(segments, "_ALL_PROCESSES", "pid:[1]")
+    monkeypatch.setattr(shm_cleanup, "_ALL_PROCESSES", "pid:[1]")
     assert remove_dead_segments(str(folder)) == []
-    monkeypatch.setattr(segments, "_ALL_PROCESSES", os.readlink("/proc/self/ns/pid"))
+    monkeypatch.setattr(shm_cleanup, "_ALL_PROCESSES", os.readlink("/proc/self/ns/pid"))
 
     def hidden(process: str) -> set[str]:
         raise PermissionError
 
-    monkeypatch.setattr(segments, "list_open_files", hidden)
+    monkeypatch.setattr(shm_cleanup, "list_open_files", hidden)
     assert remove_dead_segments(str(folder)) == []
     assert path.exists()
 

@@ -9,7 +9,7 @@ import sys
 from .partition_tolerance import end_daemon, wait_for_hvdrun
 from .rank import Agent
 from .rank_identity import RankIdentity, adopt_environment, identify_rank, read_environment_of, survivors_continue
-from .segments import remove_abandoned_files, remove_dead_segments
+from .shm_cleanup import remove_abandoned_files, remove_dead_segments
 from .stream import open_log
 from .wire import HvdrunLost, connect_to_hvdrun
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent import wire
-from hvdkit.launch.agent.segments import remove_dead_segments
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
+from hvdkit.launch.agent.shm_cleanup import remove_dead_segments
 from hvdkit.launch.agent.stream import format_prefix
 from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog

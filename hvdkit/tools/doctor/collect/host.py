@@ -21,7 +21,7 @@ import hvdkit
 from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
 from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
-from hvdkit.launch.agent.segments import list_open_files
+from hvdkit.launch.agent.shm_cleanup import list_open_files
 from hvdkit.launch.detect.hosts import is_own_address, resolve
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.tools.doctor.collect.mpi import read_hvdrun_mpi, read_launchers, read_library, try_srun, try_two_ranks
