@@ -140,7 +140,7 @@ def test_nothing_is_reported_where_that_is_switched_off_or_of_ranks_that_are_not
     clock.now += 1e6
     assert waits.left_s() is None and waits.take_due() is None
     ranks.register(5, "a", replaces=True)
-    ranks.take_in(5)
+    ranks.admit(5)
     ranks.hear(5, [announce_init(1, 0)])  # it meets others once it has joined them
     clock.now += 1e6
     assert ranks.states[5].init_call is not None and waits.take_due() is None

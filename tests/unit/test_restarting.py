@@ -121,9 +121,9 @@ PLANNED = (("n0", 2), ("n1", 2), ("n2", 2))
 
 def test_a_host_is_lost_if_all_of_its_ranks_are_and_bears_its_planned_name() -> None:
     ranks = on_three_hosts()
-    ranks.fall_silent(4)
+    ranks.mark_unreachable(4)
     assert find_lost_hosts(ranks, Outcome.RANK_DIED, PLANNED) == set()
-    ranks.fall_silent(5)
+    ranks.mark_unreachable(5)
     assert find_lost_hosts(ranks, Outcome.RANK_DIED, PLANNED) == {"n2"}
     assert find_lost_hosts(ranks, Outcome.RANK_DIED, ()) == {"inner2"}
 

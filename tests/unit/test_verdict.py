@@ -144,7 +144,7 @@ def test_ranks_that_a_host_took_with_it_are_told_by_host() -> None:
 def test_what_the_launcher_killed_after_a_host_was_lost_is_not_blamed() -> None:
     ranks = job(None, None, hosts=("a", "b", "c"), size=3)
     ranks.register(2, "c")
-    ranks.fall_silent(2)
+    ranks.mark_unreachable(2)
     assert conclude(ranks, 255).lines == ("rank 2 on c was lost: its agent, the host or the network has failed.",)
 
 
@@ -152,7 +152,7 @@ def test_ranks_that_say_nothing_more_are_the_cause_before_those_that_noticed() -
     noticed = End(14, tail=("[a:00000] *** An error occurred in Socket closed",))
     ranks = job(noticed, End(143, 15, ended_by="x"), hosts=("a", "b"), size=3)
     ranks.register(2, "c")
-    ranks.fall_silent(2)
+    ranks.mark_unreachable(2)
     assert conclude(ranks, 255).lines == ("rank 2 on c was lost: its agent, the host or the network has failed.",)
     assert conclude(ranks, 255).show_launcher
 
@@ -160,7 +160,7 @@ def test_ranks_that_say_nothing_more_are_the_cause_before_those_that_noticed() -
 def test_a_rank_that_failed_by_itself_is_the_cause_before_a_silent_one() -> None:
     ranks = job(End(3), hosts=("a", "b"), size=2)
     ranks.register(1, "b")
-    ranks.fall_silent(1)
+    ranks.mark_unreachable(1)
     assert conclude(ranks, 3).code == 3
 
 
@@ -204,7 +204,7 @@ def test_those_that_save_are_waited_for_though_one_ends_that_was_not_taken_in() 
         ranks.register(rank, "a", replaces=rank == 2)
     for rank in range(2):
         ranks.hear(rank, ["ready"])
-    ranks.take_in(2)
+    ranks.admit(2)
     ranks.end(2, End(143, signal.SIGTERM, ended_by="hvdrun ended the job"))
     ranks.end(0, End(75))
     assert not ranks.finished

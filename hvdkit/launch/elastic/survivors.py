@@ -19,7 +19,7 @@ class Survivors:
     """Supervises the surviving ranks of an elastic job, for the runner.
 
     plan: plans the start orders of ranks, see plan_start_orders. say: prints a line.
-    too_few: fewer ranks than --min-np are left. cut_off: ranks were lost without mpirun noticing.
+    too_few: fewer ranks than --min-np are left. partitioned: ranks were lost without mpirun noticing.
     hang_timeout_s: see find_hanging.
     """
 
@@ -34,7 +34,7 @@ class Survivors:
         self._ranks, self._control, self._plan, self._say = ranks, control, plan, say
         self._min_ranks = max(1, job.config.min_np) if job.survives else 0  # 0: the loss of any rank ends the job
         self.hang_timeout_s = job.config.elastic_patience_s if job.elasticity is not Elasticity.OFF else 0.0
-        self.too_few = self.cut_off = False
+        self.too_few = self.partitioned = False
         self._timeouts_problem = ""
 
     def begin(self, session: int) -> None:
@@ -61,7 +61,7 @@ class Survivors:
             )
         for rank in failed:
             state = self._ranks.states[rank]
-            self.cut_off = self.cut_off or state.end is None
+            self.partitioned = self.partitioned or state.end is None
             self._say(f"{describe_loss(self._ranks, rank)}{'' if state.joined else ', before it joined'}; {then}.")
             self._ranks.continue_without(rank)
             if not state.joined:
@@ -78,7 +78,7 @@ class Survivors:
                 self._ranks.continue_without(rank)
                 self._control.send_all(wire.EVENT, f"{FAILED}{rank}\n".encode())
             elif not self._comes_late(rank):
-                self._ranks.take_in(rank)
+                self._ranks.admit(rank)
                 self._control.release({rank: self._plan(sorted(self._ranks.expected)).by_rank[rank]})
                 host = self._ranks.states[rank].host
                 self._say(f"rank {rank} starts on {host}, in place of a lost rank.")

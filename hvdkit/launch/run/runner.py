@@ -120,7 +120,7 @@ class Runner:
             variables = {**self._control.variables, "HVDKIT_JOB": f"{folder.name}@{socket.gethostname()}"}
             with self._signals_for_ranks():
                 status = await self._run_launcher(self._build(variables, folder.path), folder)
-                self.ranks.fall_silent(*self._control.connected)
+                self.ranks.mark_unreachable(*self._control.connected)
         finally:
             self._init_watchdog.close()
             self._queries.close()
@@ -129,7 +129,7 @@ class Runner:
             folder.close()
         self._tracebacks.flush()  # needed even if the result has no lines
         result = self._conclude(status)
-        if result.show_launcher or (result.code == 0 and not self._survivors.cut_off):
+        if result.show_launcher or (result.code == 0 and not self._survivors.partitioned):
             self._launcher_output.show()
         await self._queries.report_end(result.code)
         return result
@@ -245,7 +245,7 @@ class Runner:
             return True
         if self.ranks.succeeded:
             # mpirun would wait for ever for a host that does not answer.
-            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._survivors.cut_off else _MPIRUN_FINISHES_S)
+            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._survivors.partitioned else _MPIRUN_FINISHES_S)
             return True
         return False
 

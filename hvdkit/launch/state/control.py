@@ -175,7 +175,7 @@ class ControlServer:
                 self._dispatch(rank, *await channel.read())
         except AuthenticationError as error:
             if rank is not None:
-                self.ranks.suspect(rank, str(error))
+                self.ranks.mark_tampered(rank, str(error))
         except (OSError, EOFError, ValueError, struct.error, asyncio.TimeoutError, asyncio.CancelledError):
             pass  # not an agent, or disconnected, or the job ends: a rank without a report of its end is lost
         finally:
@@ -192,9 +192,9 @@ class ControlServer:
             pass
         except OSError as error:
             if isinstance(error, AuthenticationError):
-                self.ranks.suspect(channel.rank, str(error))
+                self.ranks.mark_tampered(channel.rank, str(error))
             elif not isinstance(error, ConnectionError):
-                self.ranks.fall_silent(channel.rank)
+                self.ranks.mark_unreachable(channel.rank)
             connected = self.connected.get(channel.rank)
             if connected is not None:
                 connected.abort()

@@ -106,7 +106,7 @@ def conclude(
     if altered:
         lines = tuple(f"{describe_loss(ranks, rank)}." for rank in altered)
         return _died(code, *lines)
-    if ranks.cut_off and not missing:
+    if ranks.partitioned and not missing:
         return _died(code, _describe_cut_off(ranks, logs))
     lost, failures = ranks.lost, ranks.failures
     only_lost = bool(lost) and not any(end.failed for end in ranks.ended.values())
@@ -192,7 +192,7 @@ def _describe_lone(ranks: Ranks) -> list[str]:
 
 
 def _describe_cut_off(ranks: Ranks, logs: str) -> str:
-    gone = ranks.cut_off
+    gone = ranks.partitioned
     hosts = ", ".join(dict.fromkeys(ranks.states[rank].host for rank in gone))
     log = f" Log: {logs}/rank.{gone[0]}.log" if logs else ""
     were, its = ("was", "its agent") if len(gone) == 1 else ("were", "their agents")

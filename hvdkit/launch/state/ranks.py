@@ -140,7 +140,7 @@ class Ranks:
         """Record that a rank's agent has connected. replaces: other ranks started it in place of a lost one."""
         self.states[rank] = RankState(Phase.REPLACEMENT if replaces else Phase.REGISTERED, host)
 
-    def take_in(self, rank: int) -> None:
+    def admit(self, rank: int) -> None:
         """Record that hvdrun starts a replacement."""
         self.states[rank].phase = Phase.REGISTERED
 
@@ -196,13 +196,13 @@ class Ranks:
         if state is not None:
             state.phase, state.finished_s = Phase.LOST, self.clock()
 
-    def suspect(self, rank: int, problem: str) -> None:
+    def mark_tampered(self, rank: int, problem: str) -> None:
         """Record that a rank's connection is closed because it received data that its agent did not send."""
         state = self._running(rank)
         if state is not None:
             state.tampering = state.tampering or problem
 
-    def fall_silent(self, *ranks: int) -> None:
+    def mark_unreachable(self, *ranks: int) -> None:
         """Record ranks whose hosts do not answer, though their connections were not closed."""
         for rank in ranks:
             state = self.states.get(rank)
@@ -335,7 +335,7 @@ class Ranks:
         return end is not None and not end.secondary_failure
 
     @property
-    def cut_off(self) -> list[int]:
+    def partitioned(self) -> list[int]:
         """The ranks that were lost with their hosts or fell silent, if nothing else failed before."""
         silent = [rank for rank, state in self.states.items() if state.silent and state.end is None]
         first_s = min((self.states[rank].finished_s for rank in self.lost), default=0.0)
@@ -347,7 +347,7 @@ class Ranks:
     @property
     def lost_hosts(self) -> set[str]:
         """The hosts, by their own names, that lost all their ranks while other hosts did not."""
-        gone = {*self.cut_off, *(rank for rank in self.left_behind if self.states[rank].host)}
+        gone = {*self.partitioned, *(rank for rank in self.left_behind if self.states[rank].host)}
         alive = {host for rank, host in self.hosts.items() if rank not in gone}
         return {self.states[rank].host for rank in gone} - alive
 
