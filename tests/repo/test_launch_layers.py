@@ -91,13 +91,13 @@ def test_each_folder_and_file_of_launch_has_a_floor() -> None:
 
 def test_two_folders_that_need_each_other_are_found() -> None:
     graph = {
-        "launch.run.runner": {"launch.elastic.survivors", "launch.state.ranks", "launch.run.output"},
-        "launch.elastic.survivors": {"launch.state.ranks", "launch.introspect.metrics"},
+        "launch.run.runner": {"launch.elastic.monitor", "launch.state.ranks", "launch.run.output"},
+        "launch.elastic.monitor": {"launch.state.ranks", "launch.introspect.metrics"},
         "launch.state.ranks": {"launch.elastic.options", "launch.plan.job"},
         "launch.prepare": {"launch.plan_job", "launch.start"},
     }
     assert find_wrong_imports(graph) == [
-        "launch.elastic.survivors imports launch.introspect.metrics",
+        "launch.elastic.monitor imports launch.introspect.metrics",
         "launch.prepare imports launch.start",
         "launch.state.ranks imports launch.elastic.options",
     ]

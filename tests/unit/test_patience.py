@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from hvdkit.launch.elastic.survivors import find_hanging
+from hvdkit.launch.elastic.monitor import find_hanging
 from hvdkit.launch.state.ranks import End, Ranks, describe_loss
 
 

@@ -18,7 +18,7 @@ from hvdkit.launch.agent import wire
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.agent.shm_cleanup import remove_dead_segments
 from hvdkit.launch.agent.stream import format_prefix
-from hvdkit.launch.elastic.survivors import Survivors
+from hvdkit.launch.elastic.monitor import ElasticMonitor
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
@@ -71,9 +71,9 @@ class Runner:
         self._changed = self._control.changed
         self._queries = QueryServer(self._describe, self._control.take_stacks)
         self._metrics = MetricsServer(self.ranks, self._describe)
-        self._survivors = Survivors(self.ranks, self._control, job, self._plan_orders, output.say)
+        self._elastic = ElasticMonitor(self.ranks, self._control, job, self._plan_orders, output.say)
         self._stopped = StoppedProcesses(
-            self.ranks, output.say, local=job.local, agents_may_stop_s=self._survivors.hang_timeout_s
+            self.ranks, output.say, local=job.local, agents_may_stop_s=self._elastic.hang_timeout_s
         )
         output.prefix_of = self._format_prefix
         self._tracebacks = Tracebacks(output.write, self._format_prefix)
@@ -129,7 +129,7 @@ class Runner:
             folder.close()
         self._tracebacks.flush()  # needed even if the result has no lines
         result = self._conclude(status)
-        if result.show_launcher or (result.code == 0 and not self._survivors.partitioned):
+        if result.show_launcher or (result.code == 0 and not self._elastic.partitioned):
             self._launcher_output.show()
         await self._queries.report_end(result.code)
         return result
@@ -208,7 +208,7 @@ class Runner:
                 return
             if not self._started and not self._await_registrations(start_by):
                 return
-            self._survivors.check()
+            self._elastic.check()
             self._stopped.check(self._launcher, self._session)
             self._init_watchdog.check()
             if self._init_watchdog.given_up:
@@ -228,7 +228,7 @@ class Runner:
 
     async def _is_over(self, ended: asyncio.Task[int]) -> bool:
         """Must the job end because of the ranks' reports?"""
-        if self._survivors.too_few:
+        if self._elastic.too_few:
             saving_s = self.job.save_timeout_s
             await self._changed.wait_until(lambda: self.ranks.finished or bool(self._interruption.number), saving_s)
             return True
@@ -237,7 +237,7 @@ class Runner:
             return True
         if self.ranks.failures:
             await asyncio.sleep(_SETTLE_S)
-            if self._survivors.continue_without_failed():
+            if self._elastic.continue_without_failed():
                 return await self._is_over(ended)
             await self._changed.wait_until(
                 lambda: self.ranks.cause_is_certain or bool(self._interruption.number), _CAUSE_S
@@ -245,7 +245,7 @@ class Runner:
             return True
         if self.ranks.succeeded:
             # mpirun would wait for ever for a host that does not answer.
-            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._survivors.partitioned else _MPIRUN_FINISHES_S)
+            await asyncio.wait([ended], timeout=_MPIRUN_ENDS_S if self._elastic.partitioned else _MPIRUN_FINISHES_S)
             return True
         return False
 
@@ -253,7 +253,7 @@ class Runner:
         changed = asyncio.create_task(self._changed.wait())
         limits = [
             None if self._started else start_by - asyncio.get_running_loop().time(),
-            _CHECK_S if self._survivors.hang_timeout_s else LOOK_S,
+            _CHECK_S if self._elastic.hang_timeout_s else LOOK_S,
             self._init_watchdog.left_s(),
         ]
         timeout = min((limit for limit in limits if limit is not None), default=None)
@@ -282,7 +282,7 @@ class Runner:
             self.output.say(f"{orders.why}.")
         self._control.release(orders.by_rank)
         self._started = True
-        self._survivors.begin(self._session)
+        self._elastic.begin(self._session)
 
     def _plan_orders(self, ranks: Iterable[int]) -> StartOrders:
         arrivals = {rank: self._control.arrivals[rank] for rank in ranks}

@@ -107,7 +107,7 @@ def conclude(
         lines = tuple(f"{describe_loss(ranks, rank)}." for rank in altered)
         return _died(code, *lines)
     if ranks.partitioned and not missing:
-        return _died(code, _describe_cut_off(ranks, logs))
+        return _died(code, _describe_partition(ranks, logs))
     lost, failures = ranks.lost, ranks.failures
     only_lost = bool(lost) and not any(end.failed for end in ranks.ended.values())
     if only_lost and len(lost) > 1 and len(lost) + len(ranks.ended) == len(ranks.expected):
@@ -191,7 +191,7 @@ def _describe_lone(ranks: Ranks) -> list[str]:
     return []
 
 
-def _describe_cut_off(ranks: Ranks, logs: str) -> str:
+def _describe_partition(ranks: Ranks, logs: str) -> str:
     gone = ranks.partitioned
     hosts = ", ".join(dict.fromkeys(ranks.states[rank].host for rank in gone))
     log = f" Log: {logs}/rank.{gone[0]}.log" if logs else ""

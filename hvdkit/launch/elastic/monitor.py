@@ -15,7 +15,7 @@ from hvdkit.launch.state.ranks import Phase, Ranks, count_ranks, describe_loss, 
 from hvdkit.launcher_channel import FAILED, LOST
 
 
-class Survivors:
+class ElasticMonitor:
     """Supervises the surviving ranks of an elastic job, for the runner.
 
     plan: plans the start orders of ranks, see plan_start_orders. say: prints a line.
