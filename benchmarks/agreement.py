@@ -23,7 +23,7 @@ from hvdkit.engine.named.tree import FANOUT, HOLD_S
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.engine.planned.plan import TensorSpec, describe_plan
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import show_time
 from hvdkit.transport.small_collectives import allgather_object, gather_ints
 
@@ -148,7 +148,7 @@ WORKS: dict[str, Callable[[int], Cost]] = {
 def main() -> None:
     """Print a table for each piece of work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=count, nargs="+", default=[2, 8, 64, 512, 1024])
+    parser.add_argument("--ranks", type=positive_int, nargs="+", default=[2, 8, 64, 512, 1024])
     parser.add_argument("--json", type=Path, help="write the numbers there as well")
     options = parser.parse_args()
     rows = []

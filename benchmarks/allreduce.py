@@ -16,7 +16,7 @@ import torch
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count, seconds
+from hvdkit.launch.cli.numbers import positive_int, positive_seconds
 from hvdkit.setting import parse_bytes
 from hvdkit.tools.bench.collectives import Peers, Work, make_named, plan_work
 from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
@@ -34,8 +34,10 @@ _COPIES_AIM = 2.0
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=7)
-    parser.add_argument("--seconds", type=seconds, default=0.1, help="how long a peer's turn in a round takes, about")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument(
+        "--seconds", type=positive_seconds, default=0.1, help="how long a peer's turn in a round takes, about"
+    )
     parser.add_argument("--sizes", type=parse_bytes, nargs="+", default=SIZES, help='like "64k 16m"')
     options = parser.parse_args()
     with joined(threads=1), beside_horovod(threads=1) as (job, notes):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count, seconds
+from hvdkit.launch.cli.numbers import positive_int, positive_seconds
 from hvdkit.tools.bench.horovod_job import HorovodJob, beside_horovod
 from hvdkit.tools.bench.report import OURS, Summary, summarise
 from hvdkit.tools.bench.timing import Call, Turn, interleave, plan_calls, time_in_a_row
@@ -88,8 +88,10 @@ def judge(peer: str, count: int, figures: Summary) -> tuple[str, bool | None]:
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=11)
-    parser.add_argument("--seconds", type=seconds, default=0.2, help="how long a peer's turn in a round takes, about")
+    parser.add_argument("--rounds", type=positive_int, default=11)
+    parser.add_argument(
+        "--seconds", type=positive_seconds, default=0.2, help="how long a peer's turn in a round takes, about"
+    )
     options = parser.parse_args()
     with joined(threads=1), beside_horovod(threads=1) as (job, notes):
         where, rows = " ".join([hvd.describe() + ".", *notes]), []

@@ -19,7 +19,7 @@ from benchmarks.rows import Row, build_parser, finish
 from hvdkit.engine.observe.device_clock import DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, PlanObserver
 from hvdkit.engine.observe.recording import RECORDER, PlanFacts
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import describe_machine, summarise
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import DTYPES, TensorBuffer
@@ -37,8 +37,8 @@ _NOTHING, _THREE, _EVERY = "nothing", "three events a step", f"every stage of {_
 def main() -> None:
     """Measure, and print the table."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=15)
-    parser.add_argument("--steps", type=count, default=300, help="of a round")
+    parser.add_argument("--rounds", type=positive_int, default=15)
+    parser.add_argument("--steps", type=positive_int, default=300, help="of a round")
     options = parser.parse_args()
     sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
     from stand_in import stand_in_path

@@ -17,7 +17,7 @@ import torch
 import hvdkit.torch as hvd
 import hvdkit_federated as federated
 from examples.federated_digits import PARSER, SERVERS, make_model, measure, read_digits, train_epochs
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 
 ROWS: dict[str, dict[str, Any]] = {
     "FedAvg": {},
@@ -84,8 +84,8 @@ def train_apart(row: dict[str, Any], rounds: int, seed: int) -> tuple[float, flo
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=count, default=30)
-    parser.add_argument("--seeds", type=count, default=3)
+    parser.add_argument("--rounds", type=positive_int, default=30)
+    parser.add_argument("--seeds", type=positive_int, default=3)
     args = parser.parse_args()
     hvd.init(log_level="error")
     torch.set_num_threads(1)

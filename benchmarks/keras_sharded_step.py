@@ -23,7 +23,7 @@ import keras
 import hvdkit.keras as hvd
 from benchmarks.keras_step_time import LAYERS, WIDTH, join, make_step
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
 
@@ -35,10 +35,12 @@ _AIM, _STATE_AIM = 1.1, 1.05
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=7)
-    parser.add_argument("--threads", type=count, default=1, help="threads that each rank computes with; not on JAX")
-    parser.add_argument("--width", type=count, default=WIDTH, help="of each layer of the model")
-    parser.add_argument("--layers", type=count, default=LAYERS)
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument(
+        "--threads", type=positive_int, default=1, help="threads that each rank computes with; not on JAX"
+    )
+    parser.add_argument("--width", type=positive_int, default=WIDTH, help="of each layer of the model")
+    parser.add_argument("--layers", type=positive_int, default=LAYERS)
     parser.add_argument("--peak", choices=("whole", "optimizer", "gradients"), help="peak memory of steps of this kind")
     options = parser.parse_args()
     work = join(options.threads)

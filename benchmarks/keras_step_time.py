@@ -19,7 +19,7 @@ import numpy as np
 
 import hvdkit.keras as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import NO_COMMUNICATION, OURS, STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
 from hvdkit.transport.buckets import CHUNK_BYTES
@@ -34,8 +34,10 @@ COPIES = "copies alone"
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=7)
-    parser.add_argument("--threads", type=count, default=1, help="threads that each rank computes with; not on JAX")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument(
+        "--threads", type=positive_int, default=1, help="threads that each rank computes with; not on JAX"
+    )
     options = parser.parse_args()
     work, aim, rows = join(options.threads), AIMS[keras.backend.backend()], []
     turns = make_peers()

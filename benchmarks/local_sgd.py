@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 import hvdkit.torch as hvd
 from benchmarks.rows import build_parser, positive
-from hvdkit.launch.cli.numbers import count, count_or_none
+from hvdkit.launch.cli.numbers import nonnegative_int, positive_int
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -72,15 +72,15 @@ def find_ways(every: int, start_after: int, outer: hvd.OuterSGD) -> dict[str, Wr
 def main() -> None:
     """Train in all ways, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--every", type=count, default=50)
-    parser.add_argument("--epochs", type=count, default=20)
-    parser.add_argument("--seeds", type=count, default=3)
-    parser.add_argument("--start-after", type=count_or_none, default=50)
-    parser.add_argument("--first-seed", type=count_or_none, default=0)
+    parser.add_argument("--every", type=positive_int, default=50)
+    parser.add_argument("--epochs", type=positive_int, default=20)
+    parser.add_argument("--seeds", type=positive_int, default=3)
+    parser.add_argument("--start-after", type=nonnegative_int, default=50)
+    parser.add_argument("--first-seed", type=nonnegative_int, default=0)
     parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), help="learning rate and momentum")
-    parser.add_argument("--text", type=count, default=400_000)
+    parser.add_argument("--text", type=positive_int, default=400_000)
     parser.add_argument("--lr", type=positive, default=0.004, help="of the language model")
-    parser.add_argument("--passes", type=count, default=4, help="over its text")
+    parser.add_argument("--passes", type=positive_int, default=4, help="over its text")
     parser.add_argument("--only", choices=["digits", "language"])
     parser.add_argument("--ways", nargs="*", default=(), help="those whose name contains one of these, and synchronous")
     options = parser.parse_args()

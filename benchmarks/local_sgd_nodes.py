@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.nodes import MLP, hosts
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 
 EVERY, AIM = 50, 1.05
 ALONE = "no communication"
@@ -33,7 +33,7 @@ def main() -> None:
         run_rank(Path(sys.argv[2]))
         return
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=2, help="jobs")
+    parser.add_argument("--rounds", type=positive_int, default=2, help="jobs")
     options = parser.parse_args()
     times: Times = {}
     with hosts(2, rate="1gbit") as (lab, folder):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.models import CPU_MODELS
 
 _AIM_MB = 150
@@ -121,8 +121,8 @@ def list_rows(framework: Memory, alone: Training, ours: Training, buckets: float
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--steps", type=count, default=20)
-    parser.add_argument("--threads", type=count, default=1, help="threads that each rank computes with")
+    parser.add_argument("--steps", type=positive_int, default=20)
+    parser.add_argument("--threads", type=positive_int, default=1, help="threads that each rank computes with")
     parser.add_argument("--alone", action="store_true", help="only the training without communication; ranks start it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 
 if TYPE_CHECKING:
     from cluster.lab import Lab
@@ -133,8 +133,8 @@ def measure_rows(rounds: int = 2, steps: int = 5) -> list[Row]:
 def main() -> None:
     """Measure, and print the table."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=2)
-    parser.add_argument("--steps", type=count, default=5, help="of each peer in a round")
+    parser.add_argument("--rounds", type=positive_int, default=2)
+    parser.add_argument("--steps", type=positive_int, default=5, help="of each peer in a round")
     options = parser.parse_args()
     try:
         rows = measure_rows(options.rounds, options.steps)

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import hvdkit_ray
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 
 _LOOK_S = 0.01
 
@@ -98,5 +98,5 @@ def main(rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--rounds", type=positive_int, default=5)
     main(parser.parse_args().rounds)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 
 SHRINK_S, REPLACED_S, COMMIT = 2.0, 4.0, 0.02
 _LIMIT_S = 120.0
@@ -76,7 +76,7 @@ def judge(recoveries: Sequence[tuple[float, float]], commits: Sequence[dict[str,
 def main() -> None:
     """Measure, and print the table."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=4)
+    parser.add_argument("--rounds", type=positive_int, default=4)
     options = parser.parse_args()
     recoveries = [time_recovery(run_job(3, "recover", str(at % 2))) for at in range(options.rounds)]
     commits = [time_commits(run_job(2, "commit")) for _ in range(max(1, options.rounds // 2))]

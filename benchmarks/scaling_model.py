@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.rows import Row, write_rows
 from benchmarks.scaling_drawn import DRAWN, REFERENCES, Drawn, draw_page, horovod, predict_drawn
 from benchmarks.scaling_fit import Check, Fitted, Point, check_largest, fit, hold_out, summarise
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.profiling.prediction import Cluster, Work, fit_overlap, predict_step
 from hvdkit.tools.bench.report import show_bytes, show_time
 
@@ -189,7 +189,9 @@ def show_drawn(drawn: Drawn, cluster: Cluster, gigabits: float, hosts: Sequence[
 def main() -> None:
     """Measure or load, fit, check and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=count, nargs="+", default=[2, 3, 4], help="numbers of hosts to measure on")
+    parser.add_argument(
+        "--hosts", type=positive_int, nargs="+", default=[2, 3, 4], help="numbers of hosts to measure on"
+    )
     parser.add_argument("--rate", default="1gbit", help="of each host's wire, as tc says it")
     parser.add_argument("--save", type=Path, help="keep the measurements there")
     parser.add_argument("--load", type=Path, help="use these measurements")

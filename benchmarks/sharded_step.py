@@ -16,7 +16,7 @@ import torch
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.models import Model, find_models
 from hvdkit.tools.bench.report import STEPS, summarise
 from hvdkit.tools.bench.timing import Turn, interleave, time_each
@@ -29,7 +29,7 @@ _STATE_AIM = 1.05
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=7)
+    parser.add_argument("--rounds", type=positive_int, default=7)
     parser.add_argument("--only", nargs="*", default=(), help="models whose name contains one of these")
     options = parser.parse_args()
     hvd.init()

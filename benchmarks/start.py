@@ -15,7 +15,7 @@ import sys
 import time
 
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.launch.detect.mpi import find_mpi
 from hvdkit.launch.plan.mpi import Mpi
 
@@ -78,7 +78,7 @@ def judge(times: dict[str, list[float]]) -> list[Row]:
 def main() -> None:
     """Measure, and print the table."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--rounds", type=positive_int, default=5)
     options = parser.parse_args()
     mpi = find_mpi(os.environ, sys.prefix)
     finish(judge(measure(mpi, rounds=options.rounds)), f"mpirun of {mpi.name} {mpi.version}.", options.json)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.horovod_job import beside_horovod
 from hvdkit.tools.bench.horovod_step import make_turns
 from hvdkit.tools.bench.models import StepPeers, find_models
@@ -32,8 +32,8 @@ _GPU_AIM = 1.01
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=7)
-    parser.add_argument("--threads", type=count, default=1, help="threads that each rank computes with")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--threads", type=positive_int, default=1, help="threads that each rank computes with")
     parser.add_argument("--only", nargs="*", default=(), help="models whose name contains one of these")
     parser.add_argument("--device", choices=DEVICES, default=CPU)
     options = parser.parse_args()

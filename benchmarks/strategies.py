@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.rows import positive
 from hvdkit.errors import HvdkitError
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import describe_machine
 from hvdkit.tools.charts import check_plot, draw_lines, new_figure
 
@@ -35,10 +35,10 @@ _ENOUGH = 0.3  # test loss that a strategy's time is taken to
 def main() -> int:
     """Run the ranks, print the table, draw the chart, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=count, default=3)
+    parser.add_argument("--ranks", type=positive_int, default=3)
     parser.add_argument("--times", type=positive, default=3.0, help="by which the last rank is slower")
     parser.add_argument("--row-ms", type=positive, default=1.0, help="of a fast rank")
-    parser.add_argument("--epochs", type=count, default=12)
+    parser.add_argument("--epochs", type=positive_int, default=12)
     parser.add_argument("--only", default="", metavar="NAME,...", help="strategies whose names contain one of these")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw FILE.svg, FILE.png or FILE.pdf")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all points there as well")

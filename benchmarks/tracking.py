@@ -18,7 +18,7 @@ import torch
 
 import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import summarise
 from hvdkit.tools.bench.timing import Turn, interleave
 
@@ -30,9 +30,9 @@ _KEYS = ("loss", "accuracy", "norm")
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=9)
-    parser.add_argument("--steps", type=count, default=200, help="of a round")
-    parser.add_argument("--width", type=count, default=256, help="of the network's layers")
+    parser.add_argument("--rounds", type=positive_int, default=9)
+    parser.add_argument("--steps", type=positive_int, default=200, help="of a round")
+    parser.add_argument("--width", type=positive_int, default=256, help="of the network's layers")
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)

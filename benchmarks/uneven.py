@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from benchmarks.rows import Row, build_parser, finish, positive
 from hvdkit.balance.shares import shares, step_s
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import summarise
 from hvdkit.tools.bench.timing import Turn, interleave
 
@@ -43,9 +43,9 @@ class Training(Protocol):
 def main() -> None:
     """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
-    parser.add_argument("--rounds", type=count, default=7)
-    parser.add_argument("--steps", type=count, default=10, help="of a round")
-    parser.add_argument("--batch", type=count, default=84, help="rows of all ranks together")
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--steps", type=positive_int, default=10, help="of a round")
+    parser.add_argument("--batch", type=positive_int, default=84, help="rows of all ranks together")
     parser.add_argument("--row-ms", type=positive, default=4.0, help="of a fast rank")
     parser.add_argument("--times", type=positive, default=3.0, help="by which the last rank is slower")
     parser.add_argument("--keras", action="store_true", help="in fit() of Keras, on KERAS_BACKEND")

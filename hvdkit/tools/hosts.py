@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from hvdkit.config import read_environment
 from hvdkit.errors import LaunchError
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.launch.detect.hosts import find_hosts
 from hvdkit.launch.hostfiles import AUTO, DIALECTS, FoundHosts, find_dialect
 from hvdkit.launch.hostfiles.dialects import convert
@@ -106,7 +106,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help=f"what to write: {', '.join(SHOWN)}, or one of these formats (default: table)",
     )
     form.add_argument("--json", dest="to", action="store_const", const="json", help="print JSON, as --to json does")
-    add("--slots-per-host", type=count, metavar="N", help="slots of hosts without a number, and of all hosts of a job")
+    add(
+        "--slots-per-host",
+        type=positive_int,
+        metavar="N",
+        help="slots of hosts without a number, and of all hosts of a job",
+    )
     parser.set_defaults(run=run)
 
 

@@ -155,7 +155,7 @@ def add_horovod_flags(parser: OptionParser) -> None:
             *names,
             action=_FlagAction,
             nargs="?" if flag.refused else None if flag.has_value else 0,
-            type=numbers.count_or_none if flag.has_value and not flag.takes else str,
+            type=numbers.nonnegative_int if flag.has_value and not flag.takes else str,
             dest=f"horovod{names[0]}",
             default=argparse.SUPPRESS,
             metavar="N",

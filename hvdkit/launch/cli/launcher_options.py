@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hvdkit.launch.cli.numbers import port
+from hvdkit.launch.cli.numbers import tcp_port
 from hvdkit.launch.cli.parser import Add
 from hvdkit.launch.plan.launcher_choice import LAUNCHERS
 
@@ -13,7 +13,7 @@ def add_ssh_flags(group: argparse._ActionsContainer, *, shown: bool = True) -> N
     """Add the options of ssh."""
     add = group.add_argument
     hide = argparse.SUPPRESS
-    add("-p", "--ssh-port", type=port, metavar="PORT", help="ssh port of all hosts" if shown else hide)
+    add("-p", "--ssh-port", type=tcp_port, metavar="PORT", help="ssh port of all hosts" if shown else hide)
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh" if shown else hide)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from hvdkit.ranges import read_ranges
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """Read a whole number of at least 1."""
     return _whole(text, 1)
 
 
-def count_or_none(text: str) -> int:
+def nonnegative_int(text: str) -> int:
     """Read a whole number of at least 0."""
     return _whole(text, 0)
 
@@ -37,12 +37,12 @@ def rank_list(text: str) -> frozenset[int]:
         raise argparse.ArgumentTypeError(f"{text} is not a list of ranks: {error}; write 0,2 or 0-3,8") from None
 
 
-def port(text: str) -> int:
+def tcp_port(text: str) -> int:
     """Read the number of a TCP port."""
     return _port(text, "1 to 65535")
 
 
-def port_or_any(text: str) -> int:
+def tcp_port_or_any(text: str) -> int:
     """Read the number of a TCP port; 0 for any that is free."""
     return 0 if text == "0" else _port(text, "1 to 65535, or 0 for any free port")
 
@@ -54,12 +54,12 @@ def _port(text: str, allowed: str) -> int:
     return number
 
 
-def seconds(text: str) -> float:
+def positive_seconds(text: str) -> float:
     """Read a duration: more than 0 and finite."""
     return _number(text, "a number of seconds; use more than 0", lambda number: number > 0)
 
 
-def seconds_or_none(text: str) -> float:
+def nonnegative_seconds(text: str) -> float:
     """Read a duration: 0 or more, and finite."""
     return _number(text, "a number of seconds; use 0 or more", lambda number: number >= 0)
 

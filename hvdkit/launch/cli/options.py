@@ -166,7 +166,7 @@ def _add_ranks_and_hosts(parser: OptionParser) -> None:
     )
     add(
         "--slots-per-host",
-        type=numbers.count,
+        type=numbers.positive_int,
         metavar="N",
         brief="slots of hosts without a number",
         help="slots of hosts listed without a number, and of all hosts of a scheduler's job",
@@ -200,14 +200,14 @@ def _add_launching(parser: OptionParser) -> None:
     )
     add(
         "--start-timeout",
-        type=numbers.seconds,
+        type=numbers.positive_seconds,
         default=60.0,
         metavar="SECONDS",
         help="time in which all ranks must start (default: 60)",
     )
     add(
         "--save-timeout",
-        type=numbers.seconds_or_none,
+        type=numbers.nonnegative_seconds,
         default=25.0,
         metavar="SECONDS",
         help="time for ranks with a SIGTERM handler to save and exit after hvdrun receives SIGTERM (default: 25)",
@@ -263,7 +263,7 @@ def _add_output(parser: OptionParser) -> None:
     )
     add(
         "--metrics-port",
-        type=numbers.port_or_any,
+        type=numbers.tcp_port_or_any,
         metavar="PORT",
         help="answer Prometheus at http://127.0.0.1:PORT/metrics on this host; 0 for any free port, which is printed",
     )
@@ -285,7 +285,7 @@ def _add_elastic(parser: OptionParser) -> None:
     add(
         "--blacklist-cooldown-range",
         aliases=("--blacklist-cooldown",),
-        type=numbers.seconds,
+        type=numbers.positive_seconds,
         nargs=2,
         metavar=("MIN", "MAX"),
         help="seconds until a lost host is used again: MIN after its first loss, then longer, up to MAX (default: it "
@@ -293,13 +293,13 @@ def _add_elastic(parser: OptionParser) -> None:
     )
     add(
         "--reset-limit",
-        type=numbers.count_or_none,
+        type=numbers.nonnegative_int,
         metavar="N",
         help="maximum number of restarts of the job (default: no limit)",
     )
     add(
         "--elastic-timeout",
-        type=numbers.seconds_or_none,
+        type=numbers.nonnegative_seconds,
         metavar="SECONDS",
         help="time to wait for --min-np slots (default: 600)",
     )

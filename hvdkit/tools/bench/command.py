@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvdkit.launch.cli.numbers import count, percent, seconds
+from hvdkit.launch.cli.numbers import percent, positive_int, positive_seconds
 from hvdkit.setting import parse_bytes
 from hvdkit.tools.bench.report import CPU, DEVICES, DTYPES, KINDS, SIZES, Plan
 from hvdkit.tools.training_command import add_hvdrun_options
@@ -68,13 +68,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--models", type=_split, default=(), metavar="NAME,...", help="step: models whose names contain one of these")
     add(
         "--rounds",
-        type=count,
+        type=positive_int,
         default=11,
         metavar="N",
         help="number of rounds, each of which measures all (default: 11)",
     )
-    add("--seconds", type=seconds, default=0.1, metavar="S", help="duration of a measurement in a round (default: 0.1)")
-    add("--threads", type=count, default=1, metavar="N", help="compute threads of each rank (default: 1)")
+    add(
+        "--seconds",
+        type=positive_seconds,
+        default=0.1,
+        metavar="S",
+        help="duration of a measurement in a round (default: 0.1)",
+    )
+    add("--threads", type=positive_int, default=1, metavar="N", help="compute threads of each rank (default: 1)")
     add("--alone", action="store_true", help="measure hvdkit only")
     add("--json", action="store_true", help="print JSON: all times, and the rows of the table")
     add("--output", type=Path, metavar="FILE", help="also write that JSON to a file, for --baseline")

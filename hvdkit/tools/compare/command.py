@@ -47,7 +47,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=_EXAMPLES,
     )
     add = parser.add_argument
-    add("--steps", type=numbers.count, default=5, metavar="N", help="optimizer steps to compare (default: 5)")
+    add("--steps", type=numbers.positive_int, default=5, metavar="N", help="optimizer steps to compare (default: 5)")
     add(
         "--lr",
         choices=("ranks", "script"),
@@ -56,7 +56,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add(
         "--timeout",
-        type=numbers.seconds,
+        type=numbers.positive_seconds,
         default=600.0,
         metavar="SECONDS",
         help="time limit of each run (default: 600)",

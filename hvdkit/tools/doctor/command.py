@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 
 from hvdkit.launch.cli.launcher_options import add_ssh_flags
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 
 _EXPLANATION = """\
 Find out what is wrong with this host and this Python environment, and print the cure for it.
@@ -43,7 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     where.add_argument("--hostfile", metavar="FILE", help="the same, with the hosts of a file")
     add("--hostfile-format", default="auto", metavar="NAME", help="format of the hostfile; see hvdrun --help")
-    add("-np", "--num-proc", dest="ranks", type=count, default=0, metavar="N", help="number of ranks of the job")
+    add("-np", "--num-proc", dest="ranks", type=positive_int, default=0, metavar="N", help="number of ranks of the job")
     add_ssh_flags(parser)
     add("--script", metavar="FILE", help="also read this training script for common mistakes")
     add(

@@ -16,7 +16,7 @@ from typing import Any
 from hvdkit.config import read_environment
 from hvdkit.errors import SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
-from hvdkit.launch.cli.numbers import count, count_or_none
+from hvdkit.launch.cli.numbers import nonnegative_int, positive_int
 from hvdkit.launch.detect.command import find_script
 from hvdkit.tools.submit.follow import Follower, Scheduler, ask_state, submit_script
 from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
@@ -63,8 +63,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add = parser.add_argument
     add("--scheduler", choices=tuple(SCHEDULERS), help="(default: the one whose sbatch, qsub or bsub is on PATH)")
-    add("--nodes", type=count, required=True, metavar="N", help="number of nodes")
-    add("--tasks-per-node", type=count, metavar="N", help="ranks on each node (default: --gpus-per-node)")
+    add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
+    add("--tasks-per-node", type=positive_int, metavar="N", help="ranks on each node (default: --gpus-per-node)")
     add(
         "--time",
         dest="seconds",
@@ -76,12 +76,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "--gpus-per-node",
         dest="gpus",
-        type=count_or_none,
+        type=nonnegative_int,
         default=0,
         metavar="N",
         help="GPUs on each node (default: 0)",
     )
-    add("--cpus-per-task", dest="cpus", type=count_or_none, default=0, metavar="N", help="cores of each rank")
+    add("--cpus-per-task", dest="cpus", type=nonnegative_int, default=0, metavar="N", help="cores of each rank")
     add("--memory", default="", metavar="SIZE", help="memory of each node, like 64G")
     add("--account", default="", metavar="NAME", help="account to charge")
     add("--partition", "--queue", dest="queue", default="", metavar="NAME", help="partition or queue")

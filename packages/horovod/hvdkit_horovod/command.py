@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvdkit.config import read_environment
 from hvdkit.errors import BuildError
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit_horovod.builder.plan import HOROVOD, Plan, build_environment, build_plan, check_site
 from hvdkit_horovod.builder.site import Missing, find_missing_files, read_site, try_compiler, try_mpi
 from hvdkit_horovod.builder.wheel import Cache, build_wheel, check_horovod, install_wheel, open_cache, read_digest
@@ -65,7 +65,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--source", default="", metavar="FILE", help="Horovod's source archive (default: downloaded by pip)")
     add("--cache-dir", default="", metavar="DIR", help="for wheels, source and logs (default: ~/.cache/hvdkit/horovod)")
     add("--rebuild", action="store_true", help="build even if the wheel is in the cache")
-    add("--jobs", type=count, default=0, metavar="N", help="number of compilers (default: by cores and free memory)")
+    add(
+        "--jobs",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="number of compilers (default: by cores and free memory)",
+    )
     parser.set_defaults(run=run)
 
 

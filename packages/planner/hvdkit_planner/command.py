@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvdkit.launch.cli.numbers import count
+from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.setting import parse_bytes
 
 _EXPLANATION = """\
@@ -55,9 +55,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("model", nargs="?", metavar="MODEL", help="config.json, train.py:FUNCTION, or hidden=N,layers=N,heads=N,...")
     add("--evaluate", type=Path, metavar="FILE", help="predict every row of a table of measurements instead")
     add("--gpu", default="a100-80", metavar="NAME", help="v100-16, v100-32, a100-40, a100-80, h100-80 or mi250")
-    add("--gpus", type=count, metavar="N", help="number of GPUs")
-    add("--node", type=count, metavar="N", help="GPUs of a node (default: 8)")
-    add("--batch", type=count, metavar="N", help="samples of a step, on all GPUs together")
+    add("--gpus", type=positive_int, metavar="N", help="number of GPUs")
+    add("--node", type=positive_int, metavar="N", help="GPUs of a node (default: 8)")
+    add("--batch", type=positive_int, metavar="N", help="samples of a step, on all GPUs together")
     add("--memory", type=_bytes, metavar="SIZE", help="memory of a GPU, such as 40G, if not the data sheet's")
     add("--link", type=_bytes, metavar="SIZE", help="bytes a second from a GPU to others of its node, such as 300G")
     add("--network", type=_bytes, metavar="SIZE", help="bytes a second of a GPU's share of its node's network: 25G")
@@ -66,12 +66,22 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--measure", action="store_true", help="ranks on this machine's CPU: measure one layer; needs --bench for links"
     )
     for name in ("hidden", "layers", "heads", "sequence", "vocabulary"):
-        add(f"--{name}", type=count, metavar="N", help=f"the model's {name}, if it does not say it, or another one")
+        add(
+            f"--{name}",
+            type=positive_int,
+            metavar="N",
+            help=f"the model's {name}, if it does not say it, or another one",
+        )
     add("--fused-attention", action="store_true", help="FlashAttention: no s x s matrix of scores in memory")
     add("--recompute", choices=("none", "selective", "full"), help="with --evaluate: where the table does not say it")
-    add("--chunks", type=count, metavar="N", help="with --evaluate: virtual stages, where the table does not say it")
+    add(
+        "--chunks",
+        type=positive_int,
+        metavar="N",
+        help="with --evaluate: virtual stages, where the table does not say it",
+    )
     add("--sequence-parallel", action="store_true", help="with --evaluate: where the table does not say it")
-    add("--top", type=count, default=10, metavar="N", help="number of plans to list (default: 10)")
+    add("--top", type=positive_int, default=10, metavar="N", help="number of plans to list (default: 10)")
     add(
         "--explain",
         nargs="?",
