@@ -58,7 +58,7 @@ def fill_hosts(job: Job) -> tuple[tuple[str, int], ...]:
     return plan_places(job.ranks, job.hosts if not job.local else (Host("localhost", job.ranks),))
 
 
-def refuse(job: Job, launcher: str, *what: str) -> None:
+def check_supported(job: Job, launcher: str, *what: str) -> None:
     """Raise LaunchError if the job has a feature that the launcher does not accept.
 
     what: the features to check: "ipv6" for addresses in its list of hosts, "users" for hosts with a user, "ssh" for -p
@@ -88,7 +88,7 @@ def refuse(job: Job, launcher: str, *what: str) -> None:
 def build_mpich(job: Job, choice: LauncherChoice) -> Launch:
     """Build the command line for MPICH, which by default neither binds ranks nor counts slots."""
     mpi = choice.own_mpi
-    refuse(job, mpi.name, "ipv6", "users")
+    check_supported(job, mpi.name, "ipv6", "users")
     variables = {**job.variables, **library_variables(job, mpi)}
     if job.tcp:
         variables.update(unless_set({**LIBFABRIC_TCP, "UCX_TLS": "tcp,self,sm"}, job.environ))
@@ -107,7 +107,7 @@ def build_mpich(job: Job, choice: LauncherChoice) -> Launch:
 def build_intel_mpi(job: Job, choice: LauncherChoice) -> Launch:
     """Build the command line for Intel MPI: one section per host, because its -hosts accepts no slots."""
     mpi = choice.own_mpi
-    refuse(job, mpi.name, "ipv6", "users")
+    check_supported(job, mpi.name, "ipv6", "users")
     variables = {**job.variables, **library_variables(job, mpi)}
     if job.binding is None:
         variables.update(unless_set({"I_MPI_PIN": "0"}, job.environ))
@@ -143,7 +143,7 @@ def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
     Ranks are not bound to cores: a rank has threads (data loading, progress), and by default Open MPI binds.
     """
     mpi = choice.own_mpi
-    refuse(job, mpi.name, "ipv6")
+    check_supported(job, mpi.name, "ipv6")
     argv = [mpi.mpirun]
     if job.root:
         argv.append("--allow-run-as-root")
@@ -208,7 +208,7 @@ def build_pals(job: Job, choice: LauncherChoice) -> Launch:
 
     Raises LaunchError for hosts with different numbers of ranks, which it cannot express.
     """
-    refuse(job, _PALS, "ipv6", "users", "ssh")
+    check_supported(job, _PALS, "ipv6", "users", "ssh")
     places = fill_hosts(job)
     counts = [count for _, count in places]
     if any(count != counts[0] for count in counts[:-1]) or counts[-1] > counts[0]:
@@ -231,7 +231,7 @@ def build_jsrun(job: Job, choice: LauncherChoice) -> Launch:
 
     Raises LaunchError for hosts with different numbers of ranks, which resource sets of one kind cannot express.
     """
-    refuse(job, "jsrun", "users", "ssh")
+    check_supported(job, "jsrun", "users", "ssh")
     counts = [count for _, count in fill_hosts(job)]
     if len(set(counts)) > 1:
         raise LaunchError(
@@ -255,7 +255,7 @@ _LAYOUT = ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLU
 
 def build_srun(job: Job, choice: LauncherChoice) -> Launch:
     """Build the command line for srun. The ranks load the library of the choice's MPI, if it has one."""
-    refuse(job, "srun", "ipv6", "users", "ssh")
+    check_supported(job, "srun", "ipv6", "users", "ssh")
     variables = {**job.variables, **(library_variables(job, choice.mpi) if choice.mpi else {})}
     argv = [choice.program, f"--mpi={choice.pmi}", f"--ntasks={job.ranks}", *_layout_options(job)]
     # A failed task ends the step; otherwise srun waits for the others. All variables are sent to the ranks, whatever
