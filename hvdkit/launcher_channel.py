@@ -14,17 +14,17 @@ from urllib.parse import quote, unquote
 from hvdkit.log import logger
 
 #: The rank has called init(), see announce_init(), and waits for the others.
-INIT = "coming"
+INIT = "init"
 #: READY: the rank has joined the others. CHANGING: all ranks are changing to a new world. TRAINED: the rank's training
 #: has ended. CHECKPOINTED: a checkpoint is on the disk.
-READY, CHANGING, TRAINED, CHECKPOINTED = "ready", "changes", "over", "kept"
+READY, CHANGING, TRAINED, CHECKPOINTED = "ready", "changing", "trained", "checkpointed"
 #: The rank has ended without connecting to other ranks, see startup/site/hvdkit_lone_rank.py.
 LONE = "lone"
 #: TOTALS, with numbers: the sums of a rank, see announce_totals(). VALUE, with a number and a name: see
 #: announce_value().
 TOTALS, VALUE = "totals:", "value:"
 #: With a number: the job does not wait any longer for new ranks with a smaller number.
-FIRST_AWAITED = "past:"
+FIRST_AWAITED = "first_awaited:"
 #: From hvdrun. FAILED, with a number: that rank will not come. LOST, with its name for MPI's launcher: that rank died.
 FAILED, LOST = "failed:", "lost:"
 

@@ -73,9 +73,7 @@ hvd.init(stall_check_s=1, stall_shutdown_s=2)
 def test_a_word_says_what_it_was_made_of() -> None:
     assert parse_init_call(announce_init(60.0, 0.0)) == (60.0, 0.0, frozenset())
     assert parse_init_call(announce_init(60.0, 0.0, [9, 2])) == (60.0, 0.0, frozenset({2, 9}))
-    assert (
-        parse_init_call(READY) is None and parse_init_call(TRAINED) is None and parse_init_call("coming:1:nan") is None
-    )
+    assert parse_init_call(READY) is None and parse_init_call(TRAINED) is None and parse_init_call("init:1:nan") is None
 
 
 class Clock:

@@ -138,7 +138,7 @@ TEXTS: dict[str, Parser] = {
         for name in (AUTO, *DIALECTS)
     },
     "launcher_channel.parse_init_call": Parser(
-        launcher_channel.parse_init_call, ["coming", ":", "60.000", "0.000", "ready"]
+        launcher_channel.parse_init_call, ["init", ":", "60.000", "0.000", "ready"]
     ),
     "launcher_channel.parse_totals": Parser(
         launcher_channel.parse_totals, ["totals", ":", "1", "2.0", "nan", "-1e999"]

@@ -47,12 +47,12 @@ def test_one_that_was_stopped_and_has_ended_does_not_hang() -> None:
 def test_one_that_does_not_come_to_the_others_is_ended_and_all_are_who_do_not_come_together() -> None:
     clock, ranks = three()
     ranks.continue_without(2)
-    ranks.hear(0, ["changes"])
+    ranks.hear(0, ["changing"])
     clock.now += 4
     assert not find_hanging(ranks, 5)
     clock.now += 2
     assert list(find_hanging(ranks, 5)) == [1]
-    ranks.hear(1, ["changes"])
+    ranks.hear(1, ["changing"])
     clock.now += 6
     assert sorted(find_hanging(ranks, 5)) == [0, 1]
     ranks.hear(0, ["ready"])
@@ -63,7 +63,7 @@ def test_one_that_does_not_come_to_the_others_is_ended_and_all_are_who_do_not_co
 def test_those_that_wait_are_not_killed_while_a_failure_is_to_be_handled() -> None:
     clock, ranks = three()
     for rank in range(2):
-        ranks.hear(rank, ["changes"])
+        ranks.hear(rank, ["changing"])
     ranks.end(2, End(137, signal.SIGKILL))
     clock.now += 6
     assert not find_hanging(ranks, 5)
@@ -71,7 +71,7 @@ def test_those_that_wait_are_not_killed_while_a_failure_is_to_be_handled() -> No
 
 def test_a_loss_gives_those_that_wait_their_time_anew() -> None:
     clock, ranks = three()
-    ranks.hear(0, ["changes"])
+    ranks.hear(0, ["changing"])
     clock.now += 4
     ranks.continue_without(2)
     clock.now += 4

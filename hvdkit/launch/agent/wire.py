@@ -24,7 +24,7 @@ GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from 
 SAVE = b"V"  # from hvdrun: make the rank save and end, if it handles SIGTERM
 ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
 # In the job's folder: Unix sockets for agents and for `hvdkit stacks`; the job's secret, if all ranks are on one host.
-CONTROL, QUERY, SECRET = "control", "inquiry", "secret"
+CONTROL, QUERY, SECRET = "control", "query", "secret"
 CONNECT_S = 10.0
 _LOOK_S = 2.0
 # A host that does not answer for this long is lost: 3 s idle, then 5 probes 1 s apart.
