@@ -52,15 +52,15 @@ class _Listener:
                 return
             if not data:
                 return
-            *words, held = (held + data).split(b"\n")
-            for word in words:
-                self.hear(word.decode(errors="replace"))
+            *messages, held = (held + data).split(b"\n")
+            for message in messages:
+                self.dispatch(message.decode(errors="replace"))
 
-    def hear(self, word: str) -> None:
+    def dispatch(self, message: str) -> None:
         """Pass one message to the handlers of its prefix."""
         for kind, handle in list(self.handlers.items()):
-            if word.startswith(kind):
-                handle(word[len(kind) :])
+            if message.startswith(kind):
+                handle(message[len(kind) :])
 
 
 _listener = _Listener()
@@ -86,9 +86,9 @@ def announce_init(check_s: float, shutdown_s: float, part: Collection[int] = ())
     return f"{INIT}:{check_s:.3f}:{shutdown_s:.3f}{members}"
 
 
-def parse_init_call(word: str) -> InitCall | None:
+def parse_init_call(message: str) -> InitCall | None:
     """Parse the message of a rank that calls init(); None for any other message."""
-    found = re.fullmatch(INIT + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})(?::([0-9a-f]{1,3000}))?", word, re.ASCII)
+    found = re.fullmatch(INIT + r":(\d{1,12}\.\d{3}):(\d{1,12}\.\d{3})(?::([0-9a-f]{1,3000}))?", message, re.ASCII)
     if found is None:
         return None
     bits = int(found[3] or "0", 16)
@@ -123,10 +123,10 @@ def announce_totals(totals: Totals) -> str:
     return f"{TOTALS}{totals.rounds}:{totals.known_wait_s!r}:{totals.nbytes}:{totals.samples!r}"
 
 
-def parse_totals(word: str) -> Totals | None:
+def parse_totals(message: str) -> Totals | None:
     """Parse the message with the sums of a rank; None for any other message and for a truncated one."""
-    parts = word.removeprefix(TOTALS).split(":")
-    if not word.startswith(TOTALS) or len(parts) != 4:
+    parts = message.removeprefix(TOTALS).split(":")
+    if not message.startswith(TOTALS) or len(parts) != 4:
         return None
     try:
         return Totals(int(parts[0]), float(parts[1]), int(parts[2]), float(parts[3]))
@@ -139,10 +139,10 @@ def announce_value(key: str, value: float) -> str:
     return f"{VALUE}{value!r}:{quote(key, safe='')}"
 
 
-def parse_value(word: str) -> tuple[str, float] | None:
+def parse_value(message: str) -> tuple[str, float] | None:
     """Parse rank 0's message with a logged value, as (key, value); None for any other message."""
-    number, colon, key = word.removeprefix(VALUE).partition(":")
-    if not word.startswith(VALUE) or not colon or not key:
+    number, colon, key = message.removeprefix(VALUE).partition(":")
+    if not message.startswith(VALUE) or not colon or not key:
         return None
     try:
         return unquote(key), float(number)
@@ -150,10 +150,10 @@ def parse_value(word: str) -> tuple[str, float] | None:
         return None
 
 
-def notify_launcher(word: str, place: str) -> None:
+def notify_launcher(message: str, place: str) -> None:
     """Send a message to hvdrun; returns at once.
 
-    word: the message, without a line end.
+    message: without a line end.
     place: the socket to the agent, as "descriptor:inode"; "" for none. The inode is compared because a process that
     inherited only the variable may have another file open with this descriptor.
     """
@@ -161,9 +161,9 @@ def notify_launcher(word: str, place: str) -> None:
     if descriptor < 0:
         return
     try:
-        os.write(descriptor, f"{word}\n".encode())
+        os.write(descriptor, f"{message}\n".encode())
     except OSError as error:
-        logger.warning("The message %r of this rank could not be sent to hvdrun: %s", word, error.strerror)
+        logger.warning("The message %r of this rank could not be sent to hvdrun: %s", message, error.strerror)
 
 
 def on_message(kind: str, handle: Callable[[str], None]) -> None:
