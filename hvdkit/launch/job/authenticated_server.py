@@ -35,12 +35,17 @@ _NOT_OWN = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Channel:
-    """A connection after its handshake. rank: the number that the other side has sent."""
+    """A connection after its handshake.
+
+    rank: the number that the other side has sent.
+    received: number of bytes that read() has taken from the connection.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: Session, rank: int) -> None:
         self._reader, self._writer, self._session, self.rank = reader, writer, session, rank
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._problem: AuthenticationError | None = None
+        self.received = 0
 
     async def read(self) -> tuple[bytes, bytes]:
         """Wait for the next frame: (type, payload). Raises EOFError at the end, OSError, AuthenticationError."""
@@ -50,6 +55,7 @@ class Channel:
             data = await self._reader.read(1 << 16)
             if not data:
                 raise EOFError
+            self.received += len(data)
             try:
                 self._frames.extend(self._session.receive(data))
             except AuthenticationError as error:

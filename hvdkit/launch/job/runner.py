@@ -22,6 +22,7 @@ from hvdkit.launch.elastic.survivors import Survivors
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
+from hvdkit.launch.job.agent_probes import AgentProbes
 from hvdkit.launch.job.control import ControlServer
 from hvdkit.launch.job.outcome import JobResult, advise, conclude, conclude_without_output
 from hvdkit.launch.job.output import Interruption, LauncherOutput, Output
@@ -74,6 +75,9 @@ class Runner:
         self._survivors = Survivors(self.ranks, self._control, job, self._plan_orders, output.say)
         self._stopped = StoppedProcesses(
             self.ranks, output.say, local=job.local, agents_may_stop_s=self._survivors.hang_timeout_s
+        )
+        self._probes = AgentProbes(
+            self.ranks, self._control.connected, output.say, agents_may_stop_s=self._survivors.hang_timeout_s
         )
         output.prefix_of = self._format_prefix
         self._tracebacks = Tracebacks(output.write, self._format_prefix)
@@ -210,6 +214,8 @@ class Runner:
                 return
             self._survivors.check()
             self._stopped.check(self._launcher, self._session)
+            if not self.job.local:
+                self._probes.check()
             self._init_watchdog.check()
             if self._init_watchdog.given_up:
                 return
