@@ -6,22 +6,22 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from hvdkit.handshake import ANSWER_BYTES, Challenge, Proven
+from hvdkit.unproven import HANDSHAKE_S, Unproven
 
-HANDSHAKE_S = 5.0  # limit of a whole handshake; a process that is slower connects again
 HANDSHAKES = 64  # limit of handshakes at the same time
 _PAUSE_S = 0.05
 
 
-class _Handshake(NamedTuple):
-    """A connection that has not proven the secret yet. since: time of its start, by time.monotonic()."""
+@dataclass(eq=False)
+class _Handshake:
+    """A connection that has not proven the secret yet."""
 
     connection: socket.socket
     challenge: Challenge
-    since: float
-    answer: bytearray
+    answer: bytearray = field(default_factory=bytearray)
 
 
 class Handshakes:
@@ -31,15 +31,15 @@ class Handshakes:
     secret: see hvdkit.handshake.Challenge.
     purpose: see hvdkit.handshake.Challenge.
     rank: see hvdkit.handshake.Challenge.
-    most: limit of handshakes at the same time; beyond it, a new connection drops the oldest.
+    most: limit of handshakes at the same time; beyond it, a new connection drops one, see hvdkit.unproven.
     """
 
     def __init__(
         self, listener: socket.socket, secret: bytes, purpose: bytes, rank: int = 0, *, most: int = HANDSHAKES
     ) -> None:
         self._listener, self._secret, self._purpose, self._rank = listener, secret, purpose, rank
-        self._most = most
-        self._open: dict[int, _Handshake] = {}  # by file descriptor, the oldest first
+        self._open: dict[int, _Handshake] = {}  # by file descriptor
+        self._unproven: Unproven[_Handshake] = Unproven(most)  # the same
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         listener.settimeout(0)
@@ -52,8 +52,8 @@ class Handshakes:
                 self._accept()
             elif number in self._open:
                 yield from self._read(self._open[number])
-        for one in list(self._open.values()):
-            if one.since < time.monotonic() - HANDSHAKE_S:
+        for one in list(self._unproven):
+            if self._unproven.since(one) < time.monotonic() - HANDSHAKE_S:
                 self._leave(one)
 
     def close(self) -> None:
@@ -62,16 +62,17 @@ class Handshakes:
             self._leave(one)
 
     def _accept(self) -> None:
-        if len(self._open) >= self._most:
-            self._leave(next(iter(self._open.values())))
+        if self._unproven.full:
+            self._leave(*self._unproven.choose())
         try:
-            connection, _ = self._listener.accept()
+            connection, address = self._listener.accept()
         except OSError:  # the client has disconnected, or the process has too many open files
             time.sleep(_PAUSE_S)
             return
         connection.settimeout(0)
         challenge = Challenge(self._secret, self._purpose, self._rank)
-        self._open[connection.fileno()] = one = _Handshake(connection, challenge, time.monotonic(), bytearray())
+        self._open[connection.fileno()] = one = _Handshake(connection, challenge)
+        self._unproven.add(one, address, time.monotonic())
         self._poll.register(connection, select.POLLIN)
         try:
             connection.send(challenge.nonce)
@@ -102,5 +103,6 @@ class Handshakes:
     def _leave(self, one: _Handshake, *, keep: bool = False) -> None:
         self._poll.unregister(one.connection)
         del self._open[one.connection.fileno()]
+        self._unproven.remove(one)
         if not keep:
             one.connection.close()

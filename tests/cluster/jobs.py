@@ -60,6 +60,12 @@ def running(
         process.communicate()
 
 
+def signal_agent(lab: Lab, job: Job, rank: int, number: signal.Signals) -> None:
+    """Send a signal to the agent of a rank, on its host."""
+    host, pid = job.ranks[rank]
+    assert lab.run(host, ["sh", "-c", f"kill -{int(number)} $(ps -o ppid= -p {pid})"]).returncode == 0
+
+
 def signal_rank(lab: Lab, job: Job, rank: int, number: signal.Signals) -> None:
     """Send a signal to a rank's process, on its host."""
     host, pid = job.ranks[rank]

@@ -1,6 +1,6 @@
 """What ranks do in the tests of faults: small allreduces, until something happens to the last rank.
 
-loop.py [exit | abort | raise | deaf | done | talk]
+loop.py [exit | abort | raise | deaf | done | talk | until FILE]
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ if what == "deaf":  # and so is what it starts
 print(f"runs as {os.getpid()}", flush=True)
 for step in range(2000):
     number = np.ones(1, dtype=np.float32)
+    if what == "until":
+        number += os.path.exists(sys.argv[2])
     transport.allreduce(as_buffer(number))
+    if what == "until" and number[0] > world.size:
+        break
     assert number[0] == world.size
     time.sleep(0.03)
     if what == "talk":

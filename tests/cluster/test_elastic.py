@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster.jobs import EVERYWHERE, Job, signal_rank
+from cluster.jobs import EVERYWHERE, Job, signal_agent, signal_rank
 from cluster.lab import Lab, environment
 from elastic_world_script import reference
 
@@ -90,6 +90,15 @@ def test_a_host_that_is_cut_off_is_outlived(back: bool, lab: Lab) -> None:
     assert result["sizes"] == [3, 2] and result["alike"]
     assert result["summary"] == pytest.approx(reference(steps), abs=1e-12)
     assert "rank 2 on node3 was lost" in str(result["said"])
+
+
+def test_a_stopped_agent_of_another_host_is_outlived(lab: Lab) -> None:
+    with training(lab, 1500, "-np", "3", "--min-np", "2", "--elastic-patience-s", "5") as (job, _):
+        signal_agent(lab, job, 2, signal.SIGSTOP)
+        result = outcome(job, 150)
+    assert result["sizes"] == [3, 2] and result["alike"], result["said"]
+    assert result["summary"] == pytest.approx(reference(1500), abs=1e-12)
+    assert "rank 2 on node3 was lost: its agent has not answered for 10 s" in str(result["said"])
 
 
 def test_mpirun_does_not_end_the_job_as_it_hears_nothing_of_a_host(lab: Lab) -> None:

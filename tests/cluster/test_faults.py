@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from cluster.jobs import EVERYWHERE, HVDRUN, running, signal_rank
+from cluster.jobs import EVERYWHERE, HVDRUN, running, signal_agent, signal_rank
 from cluster.lab import Lab, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -104,6 +105,27 @@ def test_a_stopped_rank_is_told_of_and_does_not_hinder_the_end(lab: Lab) -> None
         job.process.terminate()
         code, said, _ = job.end(SOON_S)
     assert code == 143, said
+
+
+def test_a_stopped_agent_of_another_host_is_given_up_at_the_end(lab: Lab, tmp_path: Path) -> None:
+    with running(lab, "until", str(tmp_path / "end")) as job:
+        signal_agent(lab, job, 1, signal.SIGSTOP)
+        (tmp_path / "end").touch()
+        code, said, _ = job.end(120)
+    assert code not in (0, None), said
+    assert "the agent of rank 1 on node2 has not answered for 10 s" in said
+    assert "hvdrun: rank 1 on node2 was lost: its agent has not answered for 35 s" in said
+
+
+def test_an_agent_that_is_continued_as_hvdrun_says_ends_the_job_well(lab: Lab, tmp_path: Path) -> None:
+    with running(lab, "until", str(tmp_path / "end")) as job:
+        signal_agent(lab, job, 1, signal.SIGSTOP)
+        (tmp_path / "end").touch()
+        assert job.process.stderr is not None
+        host, _, cure = job.process.stderr.readline().strip().rpartition("this continues it on ")[2].partition(": ")
+        assert lab.run(host, ["sh", "-c", cure]).returncode == 0
+        code, said, _ = job.end(SILENT_S)
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

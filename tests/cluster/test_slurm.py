@@ -101,6 +101,15 @@ def test_hvdrun_needs_neither_hosts_nor_number_in_an_allocation(slurm: Slurm, tm
     assert (code, said(output)) == (0, FOUR), output
 
 
+@pytest.mark.slow
+def test_an_agent_that_is_stopped_on_another_host_is_given_up_with_its_job(slurm: Slurm, tmp_path: Path) -> None:
+    script = f"{HVDRUN} --launcher srun sh -c '[ $RANK != 3 ] || kill -STOP $PPID'"
+    code, output = slurm.batch(tmp_path, script, *TWO_BY_TWO)
+    assert code not in (0, None), output
+    assert "hvdrun: rank 3 on node2 was lost: its agent has not answered for 35 s" in output
+    slurm.wait_for(lambda: not slurm.lab.strays())
+
+
 def write_script(slurm: Slurm, folder: Path, options: list[str], command: list[str]) -> tuple[str, dict[str, str]]:
     """What hvdkit submit shows for two nodes, without its first line, and the variables to submit it with."""
     shim = folder / "bin" / "hvdrun"  # the checkout need not be installed

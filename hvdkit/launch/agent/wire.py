@@ -20,6 +20,7 @@ STACKS = b"D"  # from an agent: the stacks of its rank's processes
 STDIN = b"I"  # from the agent of rank 0: it accepts more; from hvdrun: bytes of its own stdin, b"" at the end
 EVENT = b"N"  # messages of hvdkit.launcher_channel: from an agent those of its rank, from hvdrun those for a rank
 HEARTBEAT = b"P"  # from an agent, on a second connection, as the only frame there
+PROBE = b"Q"  # from hvdrun; ControlConnection.receive() answers with the same frame
 GO, STOP, BYE, SIGNAL, WINDOW, ASK = b"G", b"T", b"B", b"K", b"W", b"A"  # from hvdrun; ASK: for STACKS
 SAVE = b"V"  # from hvdrun: make the rank save and end, if it handles SIGTERM
 ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
@@ -64,7 +65,10 @@ class ControlConnection:
             view = view[self._send_some(view) :]
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """Wait for some bytes and return the frames that are complete; raises HvdrunLost at the connection's end."""
+        """Wait for some bytes and return the frames that are complete, after answering hvdrun's probes among them.
+
+        Raises HvdrunLost at the connection's end.
+        """
         poll = select.poll()
         for source in self.sources:
             poll.register(source, select.POLLIN)
@@ -76,11 +80,14 @@ class ControlConnection:
         if not data:
             raise HvdrunLost("hvdrun has closed the connection, or was killed")
         try:
-            return list(self._session.receive(data))
+            frames = list(self._session.receive(data))
         except AuthenticationError as error:
             raise HvdrunLost(
                 f"{error}. A process between this host and hvdrun's may be altering the connection"
             ) from None
+        for _ in filter(lambda frame: frame[0] == PROBE, frames):
+            self.send(PROBE)
+        return [frame for frame in frames if frame[0] != PROBE]
 
     def _send_some(self, view: memoryview) -> int:
         try:

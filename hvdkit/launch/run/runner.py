@@ -25,6 +25,7 @@ from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
+from hvdkit.launch.run.agent_probes import AgentProbes
 from hvdkit.launch.run.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.run.stopped import LOOK_S, StoppedProcesses
 from hvdkit.launch.state.control import ControlServer
@@ -74,6 +75,9 @@ class Runner:
         self._elastic = ElasticMonitor(self.ranks, self._control, job, self._plan_orders, output.say)
         self._stopped = StoppedProcesses(
             self.ranks, output.say, local=job.local, agents_may_stop_s=self._elastic.hang_timeout_s
+        )
+        self._probes = AgentProbes(
+            self.ranks, self._control.connected, output.say, agents_may_stop_s=self._elastic.hang_timeout_s
         )
         output.prefix_of = self._format_prefix
         self._tracebacks = Tracebacks(output.write, self._format_prefix)
@@ -210,6 +214,8 @@ class Runner:
                 return
             self._elastic.check()
             self._stopped.check(self._launcher, self._session)
+            if not self.job.local:
+                self._probes.check()
             self._init_watchdog.check()
             if self._init_watchdog.given_up:
                 return

@@ -48,9 +48,7 @@ class StoppedProcesses:
             if stopped_s and pid not in self._reported:
                 self._say(f"{name} was stopped by a signal, and the job cannot end; to continue it: kill -CONT {pid}")
                 self._reported.add(pid)
-            limit_s = _KILL_S if self._ranks.ended or self._ranks.training_ended else 0.0
-            if pid != process and self._agents_may_stop_s:
-                limit_s = self._agents_may_stop_s
+            limit_s = find_limit_s(self._ranks, 0.0 if pid == process else self._agents_may_stop_s)
             if 0 < limit_s < stopped_s:
                 self._say(f"{name} is killed: it has been stopped for {stopped_s:.0f} s.")
                 with contextlib.suppress(ProcessLookupError):
@@ -64,6 +62,14 @@ class StoppedProcesses:
             if len(stat) > 1:
                 found[int(stat[1])] = f"the agent of {name_rank(self._ranks, rank)}"
         return found
+
+
+def find_limit_s(ranks: Ranks, may_stop_s: float) -> float:
+    """Find how long a process of hvdkit's may be stopped, in seconds; 0 for no limit.
+
+    may_stop_s: the limit if the job has one for such processes; else they have one at the end of the job only.
+    """
+    return may_stop_s or (_KILL_S if ranks.ended or ranks.training_ended else 0.0)
 
 
 def _read_stat(pid: int) -> list[str]:

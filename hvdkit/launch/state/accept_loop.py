@@ -1,9 +1,9 @@
 """The accept loop of every asyncio server of hvdkit, with a limit on unauthenticated connections.
 
-At the limit, the oldest is dropped for the next connection, after at most GRACE_S, in which a process of the job
-answers. If the limit is low, because the process may open few files, that time is shorter: a full queue of the system
-is accepted within QUEUE_S, which is less than an agent waits (CONNECT_S). asyncio.start_server has no limit: clients
-can take all descriptors, and each connection without a descriptor prints a traceback to stderr.
+At the limit, one is dropped for the next connection, see hvdkit.unproven, after at most GRACE_S, in which a process of
+the job answers. If the limit is low, because the process may open few files, that time is shorter: a full queue of the
+system is accepted within QUEUE_S, which is less than an agent waits (CONNECT_S). asyncio.start_server has no limit:
+clients can take all descriptors, and each connection without a descriptor prints a traceback to stderr.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from hvdkit.launch.state.waiting import ChangeEvent
+from hvdkit.unproven import Unproven
 
 GRACE_S = 0.5
 QUEUE_S = 4.0
@@ -42,10 +43,10 @@ class AcceptLoop:
         least: int = 1,
         limit: int = 1 << 16,
     ) -> None:
-        self._serve, self._most, self._least, self._backlog, self._limit = serve, most, least, backlog, limit
+        self._serve, self._least, self._backlog, self._limit = serve, least, backlog, limit
         self._grace_s = GRACE_S
         self._accepting: list[asyncio.Task[None]] = []
-        self._unproven: dict[asyncio.Task[None], float] = {}  # time of acceptance, the oldest first
+        self._unproven: Unproven[asyncio.Task[None]] = Unproven(most)
         self._proven: set[asyncio.Task[None]] = set()
         self._fewer = ChangeEvent()
         self.sockets: list[socket.socket] = []
@@ -61,15 +62,15 @@ class AcceptLoop:
         """Begin to accept; to be called in the loop."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files != resource.RLIM_INFINITY:
-            self._most = max(self._least, min(self._most, files // 4))
-        self._grace_s = min(GRACE_S, QUEUE_S * self._most / self._backlog)
+            self._unproven.most = max(self._least, min(self._unproven.most, files // 4))
+        self._grace_s = min(GRACE_S, QUEUE_S * self._unproven.most / self._backlog)
         self._accepting = [asyncio.create_task(self._accept(one)) for one in self.sockets]
 
     def prove(self) -> None:
         """Mark the current task's connection as the job's: it is not dropped, and does not count."""
         task = asyncio.current_task()
         assert task is not None
-        if self._unproven.pop(task, None) is not None:
+        if self._unproven.remove(task):
             self._proven.add(task)
             self._fewer.set()
 
@@ -98,33 +99,34 @@ class AcceptLoop:
         loop = asyncio.get_running_loop()
         while await self._make_room():
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, address = await loop.sock_accept(listener)
             except OSError as error:  # the client has disconnected, or no descriptor is free
                 if error.errno in _FULL:
-                    self._drop_oldest(len(self._unproven) // 2 + 1)
+                    self._drop(len(self._unproven) // 2 + 1)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             task = asyncio.create_task(self._run(connection))
-            self._unproven[task] = loop.time()
+            self._unproven.add(task, address, loop.time())
             task.add_done_callback(self._forget)
             await asyncio.sleep(0)
 
     async def _make_room(self) -> bool:
         """Wait until another connection may be accepted; False after stop(), whose cancel() wait_until() may lose."""
-        while self.sockets and len(self._unproven) >= self._most:
-            left = next(iter(self._unproven.values())) + self._grace_s - asyncio.get_running_loop().time()
+        while self.sockets and self._unproven.full:
+            (next_one,) = self._unproven.choose()
+            left = self._unproven.since(next_one) + self._grace_s - asyncio.get_running_loop().time()
             if left <= 0:
-                self._drop_oldest(1)
+                next_one.cancel()
                 left = self._grace_s
-            await self._fewer.wait_until(lambda: len(self._unproven) < self._most, left)
+            await self._fewer.wait_until(lambda: not self._unproven.full, left)
         return bool(self.sockets)
 
-    def _drop_oldest(self, count: int) -> None:
-        for task in list(self._unproven)[:count]:
+    def _drop(self, count: int) -> None:
+        for task in self._unproven.choose(count):
             task.cancel()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._unproven.pop(task, None)
+        self._unproven.remove(task)
         self._proven.discard(task)
         self._fewer.set()
 

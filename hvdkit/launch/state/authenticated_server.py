@@ -1,9 +1,10 @@
 """A server that serves only connections whose other side has proven the job's secret.
 
-A client has 5 s for the handshake, in parallel with others; at the limit, accept_loop.py drops the oldest. An agent
-waits 10 s for each step, and tries three times. So idle connections cannot block agents while they fit into the
-system's queue (4,096, or net.core.somaxconn if that is less), which is accepted within 4 s, even if each is opened
-again when it is dropped. A client that opens more connections can keep others out of the queue.
+A client has 5 s for the handshake, in parallel with others; at the limit, accept_loop.py drops the oldest of the
+address with the most connections. An agent waits 10 s for each step, and tries three times. So idle connections cannot
+block agents while they fit into the system's queue (4,096, or net.core.somaxconn if that is less), which is accepted
+within 4 s, even if each is opened again when it is dropped. A client that opens more connections can keep others out of
+the queue, which all addresses share.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from hvdkit.handshake import ANSWER_BYTES, AuthenticationError, Challenge, Sessi
 from hvdkit.launch.agent.wire import keep_alive
 from hvdkit.launch.state.accept_loop import AcceptLoop
 from hvdkit.launch.state.waiting import time_limit
+from hvdkit.unproven import HANDSHAKE_S
 
 HANDSHAKES = 512  # limit of handshakes at a time; more if the job may need them
 _HANDSHAKE_S = {socket.AF_UNIX: 20.0}  # only this user's processes can use a Unix socket, and agents do not retry there
-_TCP_HANDSHAKE_S = 5.0
 _BACKLOG = 4096  # ranks connect all at once, and a refused rank tries again after a second, then after three
 _PORTS_TRIED = 20
 _OTHER_FILES = 128
@@ -35,12 +36,17 @@ _NOT_OWN = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Channel:
-    """A connection after its handshake. rank: the number that the other side has sent."""
+    """A connection after its handshake.
+
+    rank: the number that the other side has sent.
+    received: number of bytes that read() has taken from the connection.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: Session, rank: int) -> None:
         self._reader, self._writer, self._session, self.rank = reader, writer, session, rank
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._problem: AuthenticationError | None = None
+        self.received = 0
 
     async def read(self) -> tuple[bytes, bytes]:
         """Wait for the next frame: (type, payload). Raises EOFError at the end, OSError, AuthenticationError."""
@@ -50,6 +56,7 @@ class Channel:
             data = await self._reader.read(1 << 16)
             if not data:
                 raise EOFError
+            self.received += len(data)
             try:
                 self._frames.extend(self._session.receive(data))
             except AuthenticationError as error:
@@ -121,7 +128,7 @@ class AuthenticatedServer:
         if connection.family != socket.AF_UNIX:
             keep_alive(connection)
         challenge = Challenge(self._secret, self._purpose)
-        async with time_limit(_HANDSHAKE_S.get(connection.family, _TCP_HANDSHAKE_S)):
+        async with time_limit(_HANDSHAKE_S.get(connection.family, HANDSHAKE_S)):
             writer.write(challenge.nonce)
             proven = challenge.check(await reader.readexactly(ANSWER_BYTES))
         if proven is None:

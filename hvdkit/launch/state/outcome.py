@@ -102,9 +102,9 @@ def conclude(
             f"{started}. {advice}, or give them more time (--start-timeout)."
         )
         return JobResult(2, (line,), show_launcher=True, outcome=Outcome.MISSING_RANKS)
-    altered = sorted(rank for rank, state in ranks.states.items() if state.tampering)
-    if altered:
-        lines = tuple(f"{describe_loss(ranks, rank)}." for rank in altered)
+    closed = sorted(rank for rank, state in ranks.states.items() if state.tampering or state.unanswered_s)
+    if closed:
+        lines = tuple(f"{describe_loss(ranks, rank)}." for rank in closed)
         return _died(code, *lines)
     if ranks.partitioned and not missing:
         return _died(code, _describe_partition(ranks, logs))

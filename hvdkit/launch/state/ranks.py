@@ -117,6 +117,7 @@ class RankState:
     silent: bool = False  # its host does not answer, though its connection was not closed
     totals: Totals | None = None  # sums of its last report, for --metrics-port
     tampering: str = ""  # why its connection was closed: it received data that its agent did not send
+    unanswered_s: float = 0.0  # time after which it was given up, because its agent did not answer; 0 if it was not
 
 
 @dataclass
@@ -201,6 +202,12 @@ class Ranks:
         state = self._running(rank)
         if state is not None:
             state.tampering = state.tampering or problem
+
+    def give_up(self, rank: int, unanswered_s: float) -> None:
+        """Record that a rank's connection is closed because its agent has not answered for so long."""
+        state = self._running(rank)
+        if state is not None:
+            state.unanswered_s = unanswered_s
 
     def mark_unreachable(self, *ranks: int) -> None:
         """Record ranks whose hosts do not answer, though their connections were not closed."""
@@ -373,6 +380,9 @@ def describe_loss(ranks: Ranks, rank: int) -> str:
     who = name_rank(ranks, rank)
     if state.tampering:
         return f"{who} was lost: {state.tampering}. A process on the way to its host may be altering the connection"
+    if state.unanswered_s:
+        what = f"its agent has not answered for {state.unanswered_s:.0f} s, though its host has"
+        return f"{who} was lost: {what}; it is stopped (SIGSTOP), or waits for a file system"
     if state.end is None:
         return f"{who} was lost: the connection to its agent has broken, or its host does not answer"
     if state.killed_by_hvdrun and state.end.signal == signal.SIGKILL:
