@@ -19,7 +19,7 @@ SITE = str(Path(__file__).with_name("site"))
 MODULES = {
     "HVDKIT_ALIAS_HOROVOD": "hvdkit.alias_horovod",
     "HVDKIT_MPI_BACKEND": "hvdkit.aliasing.torch_mpi",
-    "HVDKIT_WRAP": "hvdkit.wrap",
+    "HVDKIT_WRAP": "hvdkit_wrap",
     "HVDKIT_COMPARE": "hvdkit.tools.compare.recorder.start",  # last: it must see the same modules as the script
 }
 

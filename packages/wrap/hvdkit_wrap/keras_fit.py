@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 import hvdkit.keras as hvd
-from hvdkit.wrap import keras_data
-from hvdkit.wrap.places import script_line
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import current
+from hvdkit_wrap import keras_data
+from hvdkit_wrap.places import script_line
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import current
 
 _depth = 0
 

@@ -11,11 +11,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 import hvdkit.torch as hvd
-from hvdkit.torch.basics import init
-from hvdkit.torch.optimizer import DistributedOptimizer
-from hvdkit.wrap import torch_models, torch_steps
-from hvdkit.wrap.places import script_line
-from hvdkit.wrap.session import active, current
+from hvdkit.torch import DistributedOptimizer, init
+from hvdkit_wrap import torch_models, torch_steps
+from hvdkit_wrap.places import script_line
+from hvdkit_wrap.session import active, current
 
 #: Optimizers that are not wrapped yet.
 _pending: list[weakref.ref[torch.optim.Optimizer]] = []

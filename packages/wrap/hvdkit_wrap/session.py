@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field
 
 from hvdkit.config import Config
-from hvdkit.wrap.report import Report
+from hvdkit_wrap.report import Report
 
 
 @dataclass
 class Session:
-    """The settings, the rank and the report of this process, for all modules of hvdkit.wrap.
+    """The settings, the rank and the report of this process, for all modules of hvdkit_wrap.
 
     rank, size: from the launcher's variables; size is 0 until init() if the launcher does not set it.
     active: False in a forked child.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from hvdkit.torch import autograd
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
-from hvdkit.wrap.shares import Share
-from hvdkit.wrap.torch_losses import SUM, kinds_of, leaves_out
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
+from hvdkit_wrap.shares import Share
+from hvdkit_wrap.torch_losses import SUM, kinds_of, leaves_out
 
 #: Key of an iterator over a loader in training -> the share of its last batch.
 _shares: dict[int, Share] = {}

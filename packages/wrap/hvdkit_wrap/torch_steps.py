@@ -8,9 +8,9 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.training.schedules import warmup_multiplier
-from hvdkit.wrap import torch_progress, torch_weights
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
+from hvdkit_wrap import torch_progress, torch_weights
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
 
 
 def watch(optimizer: Any) -> None:

@@ -19,8 +19,8 @@ from hvdkit.world import read_world
 def start() -> None:
     """Prepare this rank: silence its output, select its GPU, and register the patches of frameworks."""
     from hvdkit.startup.after_import import after_import
-    from hvdkit.wrap import environment, frameworks, quiet, seeds
-    from hvdkit.wrap.session import open_session
+    from hvdkit_wrap import environment, frameworks, quiet, seeds
+    from hvdkit_wrap.session import open_session
 
     world = read_world()
     environment.keep_from_children()
