@@ -23,6 +23,7 @@ from hvdkit.launch.plan.network import parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import count_cores, find_hosts, is_known, is_local, resolve
 from hvdkit.launch.plan.resources import choose_ranks
 from hvdkit.launch.plan_job import plan_environ, plan_job
+from hvdkit.startup import find_module
 
 
 def prepare(
@@ -52,8 +53,13 @@ def prepare(
 def collect_facts(
     options: LaunchOptions, environ: Mapping[str, str], note: Callable[[str], None] = lambda line: None
 ) -> Facts:
-    """Collect the facts that `plan_job` needs, without those of launchers. See prepare."""
+    """Collect the facts that `plan_job` needs, without those of launchers. See prepare.
+
+    Raises MissingDependencyError for --wrap if its package is not installed.
+    """
     check_options(options)
+    if options.wrap:
+        find_module("HVDKIT_WRAP")
     found = _find_hosts(options, environ, note)
     facts = on_hosts(Facts(environ=environ, found=found), found.hosts)
     cores, local = count_cores(), facts.local

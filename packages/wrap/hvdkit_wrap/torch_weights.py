@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvdkit.torch import autograd
+from hvdkit.torch.autograd import NO_TASK, current_task
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import active, current
 from hvdkit_wrap.shares import Share
@@ -90,7 +90,7 @@ def install(begin: Callable[[], None]) -> None:
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         global passes
-        if active() and autograd.current_task() == autograd.NO_TASK:
+        if active() and current_task() == NO_TASK:
             begin()
             passes += 1
             grad_tensors = _weigh(tensors, grad_tensors)
