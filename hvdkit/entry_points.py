@@ -6,6 +6,8 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hvdkit.errors import HvdkitError
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -24,6 +26,22 @@ def _scan(path: tuple[str, ...]) -> Any:
     from importlib.metadata import entry_points
 
     return entry_points()
+
+
+def load_entry_point(entry: EntryPoint) -> Any:
+    """Load the object that an entry point names. Raises HvdkitError with the package if that fails."""
+    try:
+        return entry.load()
+    except Exception as error:  # whatever a package raises at its import
+        raise HvdkitError(
+            f"the package {name_package(entry)} cannot be loaded: {type(error).__name__}: {error}. Update or remove "
+            "this package."
+        ) from error
+
+
+def name_package(entry: EntryPoint) -> str:
+    """Return the name of the distribution that has an entry point; that of its object if it is unknown."""
+    return entry.dist.name if entry.dist is not None else entry.value
 
 
 def describe_missing(what: str, folder: str, where: str = "") -> str:

@@ -23,6 +23,7 @@ from hvdkit.launch.plan.network import parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import count_cores, find_hosts, is_known, is_local, resolve
 from hvdkit.launch.plan.resources import choose_ranks
 from hvdkit.launch.plan_job import plan_environ, plan_job
+from hvdkit.package_settings import find_package_settings
 from hvdkit.startup import find_module
 
 
@@ -61,7 +62,8 @@ def collect_facts(
     if options.wrap:
         find_module("HVDKIT_WRAP")
     found = _find_hosts(options, environ, note)
-    facts = on_hosts(Facts(environ=environ, found=found), found.hosts)
+    packages = tuple(find_package_settings().values())
+    facts = on_hosts(Facts(environ=environ, found=found, packages=packages), found.hosts)
     cores, local = count_cores(), facts.local
     requested = choose_ranks(options.np, found.hosts, local=local, cores=cores, environ=environ)
     path = plan_environ(options, facts)[0].get("PATH", os.defpath)

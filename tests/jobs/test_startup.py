@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from package_entry_points import write_metadata
+from package_entry_points import plant_package
 from planned_job import plan_job
 
 from hvdkit import startup
 from hvdkit.errors import MissingDependencyError
 from hvdkit.launch.agent.rank_identity import adapt_environment
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.startup import SITE, modules_asked_for, plan_variables
+from hvdkit.startup import ENTRY_POINTS, SITE, modules_asked_for, plan_variables
 from hvdkit.startup.after_import import after_import
 
 ROOT = str(Path(SITE).parents[2])
@@ -76,12 +76,8 @@ def test_a_python_without_hvdkit_says_so_when_it_matters(tmp_path: Path) -> None
 
 def test_the_module_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
     (tmp_path / "torch.py").touch()
-    (tmp_path / "planted_wrap.py").write_text("import sys; print('torch' in sys.modules)\n")
-    project = tmp_path / "pyproject.toml"
-    project.write_text(
-        "[project]\nname = 'hvdkit-wrap'\n[project.entry-points.'hvdkit.startup']\nHVDKIT_WRAP = 'planted_wrap'\n"
-    )
-    write_metadata(project, tmp_path)
+    code = "import sys; print('torch' in sys.modules)\n"
+    plant_package(tmp_path, "hvdkit_wrap", code, ENTRY_POINTS, {"HVDKIT_WRAP": "hvdkit_wrap"})
     assert run_python("import torch", tmp_path, ROOT, HVDKIT_WRAP="1").split() == ["False"]
     assert run_python("import torch", tmp_path, ROOT, HVDKIT_WRAP="0", HVDKIT_ALIAS_HOROVOD="1") == ""
 

@@ -74,7 +74,7 @@ def begin() -> None:
         _watch.remove()
         _watch = None
     join()
-    if current().config.wrap_batch_norm == "all":
+    if current().settings.batch_norm == "all":
         _join_batch_norms(made)
     for optimizer in made:
         DistributedOptimizer(optimizer, torch_models.names_of(optimizer))
@@ -135,7 +135,7 @@ def _tell(made: list[Any]) -> None:
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     ]
     if norms:
-        joined = session.config.wrap_batch_norm == "all"
+        joined = session.settings.batch_norm == "all"
         say(
             "batch",
             "batch normalization uses the rows of all ranks"
