@@ -84,7 +84,7 @@ def test_the_long_help_groups_the_settings_by_what_they_are_for() -> None:
         group.title: {name for action in group._group_actions for name in action.option_strings}
         for group in build_parser(everything=True)._action_groups
     }
-    assert {"--fusion-bytes", "--autotune"} <= groups["tuning"]
+    assert {"--fusion-bytes", "--autotune", "--share-gpus"} <= groups["tuning"]
     assert {"--wrap-batch", "--wrap-rate"} <= groups["settings of --wrap"]
     assert not (groups["tuning"] | groups["settings of --wrap"]) & groups["settings"]
 

@@ -54,7 +54,7 @@ _ELASTIC = (
 # Groups of settings in the long help; the short help has one group. Other settings are in "settings".
 _TUNING = (
     *("fusion_bytes", "buckets_in_flight", "progress", "chunk_bytes", "malloc_keep_bytes", "algorithm"),
-    *("autotune", "autotune_steps", "autotune_log", "autotune_save", "tuned"),
+    *("autotune", "autotune_steps", "autotune_log", "autotune_save", "tuned", "share_gpus"),
 )
 # Prefix of the settings of a package in packages/ -> its folder there.
 _PACKAGES = {"wrap": "wrap"}
@@ -313,7 +313,7 @@ def _add_settings(parser: OptionParser) -> None:
     if parser.everything:
         settings = parser.add_argument_group("settings", "Each sets the variable in brackets for all ranks.")
         of_packages = {prefix: parser.add_argument_group(f"settings of --{prefix}") for prefix in packages}
-        tuning = parser.add_argument_group("tuning", "Settings for speed; the defaults suit most jobs.")
+        tuning = parser.add_argument_group("tuning", "Settings for speed, and for tests; the defaults suit most jobs.")
     else:
         settings = tuning = parser.add_argument_group("common settings")
         of_packages = dict.fromkeys(packages, settings)
