@@ -24,6 +24,7 @@ from hvdkit.launch.plan.network import parse_wish
 from hvdkit.launch.plan.resolve_hosts import describe_unknown, plan_daemon_variables
 from hvdkit.launch.plan.resources import plan_shared_gpus
 from hvdkit.package_settings import check_settings
+from hvdkit.setting import Settings
 from hvdkit.startup import plan_variables
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -97,7 +98,8 @@ def plan_environ(options: LaunchOptions, facts: Facts) -> tuple[dict[str, str], 
 
     Raises LaunchError for a variable that cannot be sent.
     """
-    settings = [each.variable for kind in (Config, *facts.packages) for each in read_settings({}, kind)]
+    kinds: tuple[type[Settings], ...] = (Config, *facts.packages)
+    settings = [each.variable for kind in kinds for each in read_settings({}, kind)]
     sent = read_sent(options.env, facts.environ, settings, local=facts.local)
     removed = find_incomplete_slurm_job(facts.environ)
     environ = {name: value for name, value in clean_environment(facts.environ).items() if name not in removed}
