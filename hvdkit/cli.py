@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 from hvdkit import __version__
+from hvdkit.entry_points import describe_missing
 from hvdkit.errors import HvdkitError
 from hvdkit.launch.cli.console import run_command
 from hvdkit.launch.cli.parser import SHELLS, PrintCompletion
@@ -157,10 +158,7 @@ def check_name(name: str, names: Iterable[str]) -> None:
     if name in names:
         return
     if name in _PACKAGES:
-        raise HvdkitError(
-            f"this command is in the package hvdkit-{_PACKAGES[name]}, which is not installed. Run, in a clone of "
-            f"hvdkit: pip install -c constraints.txt ./packages/{_PACKAGES[name]}"
-        )
+        raise HvdkitError(describe_missing("this command", _PACKAGES[name]))
     if name == "completion":
         raise HvdkitError(f"write: hvdkit --print-completion {{{','.join(SHELLS)}}}. See hvdkit --help.")
     hint = did_you_mean(name, [*names, *_PACKAGES], 0.6) or f" The commands are {', '.join(names)}."

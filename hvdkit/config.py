@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdkit.errors import ConfigError
-from hvdkit.setting import MIB, Choice, Setting, choice, find_problem, parse_bool, parse_bytes, read_arguments, setting
+from hvdkit.setting import MIB, Choice, Setting, Settings, choice, parse_bool, parse_bytes, read_arguments, setting
+
+_S = TypeVar("_S", bound=Settings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """All settings, read once by `init()`."""
+class Config(Settings):
+    """hvdkit's own settings, read once by `init()`."""
 
     engine: str = setting(
         "auto",
@@ -262,36 +264,6 @@ class Config:
         least=0,
     )
     shared_directory: str = setting("/dev/shm", str, "directory for shared memory; must be on a memory file system")
-    wrap_batch: str = setting(
-        "split",
-        choice("split", "multiply"),
-        "with --wrap: split each batch across the ranks, or give each rank a full batch (multiply)",
-        flag="--wrap-batch",
-    )
-    wrap_rate: str = setting(
-        "linear",
-        choice("linear", "sqrt", "keep"),
-        "with --wrap-batch multiply: scale the learning rate by the number of ranks (linear), by its square root "
-        "(sqrt), or keep it",
-        flag="--wrap-rate",
-    )
-    wrap_warmup: float = setting(
-        1.0,
-        float,
-        "with --wrap-batch multiply: number of epochs over which the learning rate increases to its scaled value; 0 "
-        "disables the warmup",
-        flag="--wrap-warmup",
-        least=0,
-        metavar="EPOCHS",
-    )
-    wrap_batch_norm: str = setting(
-        "rank",
-        choice("rank", "all"),
-        "with --wrap: compute PyTorch's batch normalization over the rows of each rank, or over the rows of all ranks",
-        flag="--wrap-batch-norm",
-    )
-    wrap_table: bool = setting(True, parse_bool, "with --wrap: print the table of what is changed; not with hvdrun -q")
-    wrap_seed: int = setting(0, int, "with --wrap: random seed of all ranks, unless the script sets one; set by hvdrun")
     log_level: str = setting(
         "warning",
         choice("trace", "debug", "info", "warning", "error", "fatal", "critical"),
@@ -301,12 +273,8 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        checked = (
-            find_problem(item.name, getattr(self, item.name), item.default, item.metadata) for item in fields(self)
-        )
-        problems = [problem for problem in checked if problem]
-        if problems:
-            raise ConfigError("; ".join(problems))
+        super().__post_init__()
+        problems = []
         if self.max_np and self.min_np > self.max_np:
             problems.append(f"min_np is {self.min_np} and max_np is {self.max_np}; min_np must not exceed max_np")
         fixed = self.engine not in ("auto", "native") or self.transport in ("gloo", "single")
@@ -339,16 +307,18 @@ def read_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
-    """Read every setting, with the origin of its value.
+def read_settings(environ: Mapping[str, str] | None = None, kind: type[Settings] = Config) -> list[Setting]:
+    """Read every setting of a dataclass, with the origin of its value.
 
     environ: environment variables; None reads os.environ.
+    kind: the dataclass, Config or that of a package.
     Raises ConfigError with all variables that have an invalid value.
     """
     variables = os.environ if environ is None else environ
     found, problems = [], []
-    for item in fields(Config):
-        variable, horovod, disable = f"HVDKIT_{item.name.upper()}", item.metadata["horovod"], item.metadata["disable"]
+    for item in fields(kind):
+        full = kind.name_of(item.name)
+        variable, horovod, disable = f"HVDKIT_{full.upper()}", item.metadata["horovod"], item.metadata["disable"]
         value, origin = item.default, "default"
         for name in (variable, disable, horovod):
             text = variables.get(name, "") if name else ""
@@ -367,7 +337,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
             break
         found.append(
             Setting(
-                item.name,
+                full,
                 variable,
                 horovod,
                 item.metadata["flag"],
@@ -392,3 +362,13 @@ def read_config(environ: Mapping[str, str] | None = None, **arguments: Any) -> C
     """
     values = {item.name: item.value for item in read_settings(environ)}
     return Config(**values | read_arguments(arguments, values))
+
+
+def read_package_config(kind: type[_S], environ: Mapping[str, str] | None = None) -> _S:
+    """Build a package's dataclass of settings from the environment. Raises ConfigError for an invalid value.
+
+    kind: the dataclass.
+    environ: environment variables; None reads os.environ.
+    """
+    found = read_settings(environ, kind)
+    return kind(**{item.name: each.value for item, each in zip(fields(kind), found, strict=True)})

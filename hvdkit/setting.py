@@ -6,8 +6,10 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from hvdkit.errors import ConfigError
 
 MIB = 1024 * 1024
 
@@ -139,7 +141,7 @@ def setting(
     most: float = math.inf,
     metavar: str = "VALUE",
 ) -> Any:
-    """Describe a field of Config.
+    """Describe a field of Config, or of a package's Settings.
 
     default: the field's default.
     parse: turns the variable's text into the value; raises ValueError with the accepted values.
@@ -154,6 +156,35 @@ def setting(
     """
     metadata = {"parse": parse, "help": help, "horovod": horovod, "disable": disable, "flag": flag, "secret": secret}
     return field(default=default, metadata={**metadata, "least": least, "most": most, "metavar": metavar})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of a frozen dataclass whose fields are settings, made by setting().
+
+    A package subclasses it, and names the subclass in an entry point `PREFIX = module:Class` of the group
+    `hvdkit.settings`. A field has the variable HVDKIT_PREFIX_FIELD; its option, if any, begins with --PREFIX-.
+
+    prefix: of the names; "" for hvdkit's own settings.
+
+    Raises ConfigError for values of a wrong type, or out of bounds.
+    """
+
+    prefix: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        checked = (
+            find_problem(self.name_of(item.name), getattr(self, item.name), item.default, item.metadata)
+            for item in fields(self)
+        )
+        problems = [problem for problem in checked if problem]
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @classmethod
+    def name_of(cls, field: str) -> str:
+        """Return the name of the setting of a field."""
+        return f"{cls.prefix}_{field}" if cls.prefix else field
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 import hvdkit.errors
 import hvdkit.tools.doctor
 from hvdkit.cli import build_parser as build_tools_parser
-from hvdkit.config import read_settings
 from hvdkit.launch.cli.options import build_parser as build_hvdrun_parser
+from hvdkit.package_settings import read_all_settings
 
 #: The modules whose public names the reference describes.
 MODULES = (
@@ -43,7 +43,7 @@ _DOCTOR = Path(next(iter(hvdkit.tools.doctor.__path__)))
 def settings_table() -> list[str]:
     """The rows of the table of settings, one a setting."""
     rows = []
-    for item in read_settings({}):
+    for item in read_all_settings({}):
         flag, default, horovod = (f"`{word}`" if str(word) else "" for word in (item.flag, item.default, item.horovod))
         rows.append(f"| `{item.variable}` | {flag} | {default} | {item.help} | {horovod} |")
     return rows

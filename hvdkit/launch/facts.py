@@ -9,6 +9,7 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
 from hvdkit.launch.plan.network import InterfaceAddress
+from hvdkit.setting import Settings
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Facts:
     root: hvdrun runs as root.
     python: see Job.
     launchers: the programs that can start ranks; None if only a Job is planned.
+    packages: the settings of the installed packages.
     """
 
     environ: Mapping[str, str]
@@ -59,6 +61,7 @@ class Facts:
     root: bool = False
     python: str = "python3"
     launchers: LauncherEnvironment | None = None
+    packages: tuple[type[Settings], ...] = ()
 
     def of(self, host: Host) -> KnownHost:
         """Return the facts of a host."""

@@ -21,6 +21,8 @@ from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.network import describe_unknown, parse_wish, plan_daemon_variables
 from hvdkit.launch.plan.resources import plan_shared_gpus
 from hvdkit.launch.plan_elastic import plan_elastic
+from hvdkit.package_settings import check_settings
+from hvdkit.setting import Settings
 from hvdkit.startup import plan_variables
 from hvdkit.suggestion import did_you_mean
 
@@ -95,7 +97,9 @@ def plan_environ(options: LaunchOptions, facts: Facts) -> tuple[dict[str, str], 
 
     Raises LaunchError for a variable that cannot be sent.
     """
-    sent = read_sent(options.env, facts.environ, local=facts.local)
+    kinds: tuple[type[Settings], ...] = (Config, *facts.packages)
+    settings = [each.variable for kind in kinds for each in read_settings({}, kind)]
+    sent = read_sent(options.env, facts.environ, settings, local=facts.local)
     removed = find_incomplete_slurm_job(facts.environ)
     environ = {name: value for name, value in clean_environment(facts.environ).items() if name not in removed}
     return {**withhold(environ, options.no_forward_env), **sent}, sent
@@ -139,6 +143,7 @@ def _plan_variables(
         variables["HVDKIT_WRAP_TABLE"] = "0"
     variables.update(plan_elastic(options, read_config({**environ, **variables}), ranks))
     config = read_config({**environ, **variables})
+    check_settings({**environ, **variables}, facts.packages)
     unused = [name for name in _ELASTIC_ONLY if name in options.settings and not config.elastic]
     if unused:
         raise LaunchError(
@@ -186,13 +191,19 @@ def _plan_notes(
     return notes
 
 
-def read_sent(words: Sequence[str], environ: Mapping[str, str], *, local: bool) -> dict[str, str]:
-    """Read the variables of -x. local: all ranks are on this machine.
+def read_sent(
+    words: Sequence[str], environ: Mapping[str, str], settings: Sequence[str], *, local: bool
+) -> dict[str, str]:
+    """Read the variables of -x.
+
+    words: the values of -x.
+    environ: hvdrun's variables.
+    settings: the variables of all settings.
+    local: all ranks are on this machine.
 
     Raises LaunchError for a variable without a value, one that hvdrun or the launcher sets, or one that cannot be sent.
     """
     sent: dict[str, str] = {}
-    settings = {setting.variable for setting in read_settings({})}
     for word in words:
         name, sign, value = word.partition("=")
         if not _NAME.fullmatch(name):

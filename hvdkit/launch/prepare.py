@@ -23,6 +23,8 @@ from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.options import LaunchOptions, check_options
 from hvdkit.launch.plan.network import parse_interfaces
 from hvdkit.launch.plan_job import plan_environ, plan_job
+from hvdkit.package_settings import find_package_settings
+from hvdkit.startup import find_module
 
 
 def prepare(
@@ -52,10 +54,16 @@ def prepare(
 def collect_facts(
     options: LaunchOptions, environ: Mapping[str, str], note: Callable[[str], None] = lambda line: None
 ) -> Facts:
-    """Collect the facts that `plan_job` needs, without those of launchers. See prepare."""
+    """Collect the facts that `plan_job` needs, without those of launchers. See prepare.
+
+    Raises MissingDependencyError for --wrap if its package is not installed.
+    """
     check_options(options)
+    if options.wrap:
+        find_module("HVDKIT_WRAP")
     found = _find_hosts(options, environ, note)
-    facts = on_hosts(Facts(environ=environ, found=found), found.hosts)
+    packages = tuple(find_package_settings().values())
+    facts = on_hosts(Facts(environ=environ, found=found, packages=packages), found.hosts)
     cores, local = count_cores(), facts.local
     requested = choose_ranks(options.np, found.hosts, local=local, cores=cores, environ=environ)
     path = plan_environ(options, facts)[0].get("PATH", os.defpath)

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from hvdkit.entry_points import describe_missing, find_entry_points
+from hvdkit.errors import MissingDependencyError
+
 SITE = str(Path(__file__).with_name("site"))
 
-#: Variable -> the module whose import does what the variable requests; imported in this order.
+#: Group of entry points, `VARIABLE = module`: the modules that other packages have for variables of PACKAGES.
+ENTRY_POINTS = "hvdkit.startup"
+
+#: Variable -> the module whose import does what the variable requests, imported in this order; "" for the module of
+#: another package.
 MODULES = {
     "HVDKIT_ALIAS_HOROVOD": "hvdkit.alias_horovod",
     "HVDKIT_MPI_BACKEND": "hvdkit.aliasing.torch_mpi",
-    "HVDKIT_WRAP": "hvdkit.wrap",
+    "HVDKIT_WRAP": "",
     "HVDKIT_COMPARE": "hvdkit.tools.compare.recorder.start",  # last: it must see the same modules as the script
 }
+#: Variable -> the option of hvdrun that sets it, and the folder in packages/ of the package that has the module.
+PACKAGES = {"HVDKIT_WRAP": ("--wrap", "wrap")}
 
 
 def plan_variables(asked: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -41,7 +51,17 @@ def plan_variables(asked: Mapping[str, str], environ: Mapping[str, str]) -> dict
 
 def modules_asked_for(environ: Mapping[str, str]) -> Iterable[str]:
     """Return the modules that the variables request, in the order of MODULES."""
-    return [module for name, module in MODULES.items() if environ.get(name, "") not in ("", "0")]
+    names = [name for name in MODULES if environ.get(name, "") not in ("", "0")]
+    return [MODULES[name] or find_module(name) for name in names]
+
+
+def find_module(variable: str) -> str:
+    """Return the module of another package for a variable of PACKAGES. Raises MissingDependencyError without it."""
+    entry = find_entry_points(ENTRY_POINTS).get(variable)
+    if entry is None:
+        option, folder = PACKAGES[variable]
+        raise MissingDependencyError(describe_missing(option, folder, f" in this Python, {sys.executable}"))
+    return entry.value
 
 
 def begin(environ: Mapping[str, str] | None = None) -> None:

@@ -30,7 +30,7 @@ def test_the_digits_are_learned_on_the_three_hosts_of_a_file(lab: Lab, tmp_path:
 
 def test_a_script_for_one_process_is_wrapped_on_three_hosts(lab: Lab) -> None:
     pytest.importorskip("torch")
-    script = ROOT / "tests" / "support" / "wrap_rates_script.py"
+    script = ROOT / "packages" / "wrap" / "tests" / "wrap_rates_script.py"
     done = lab.run("node1", [*HVDRUN, "-np", "3", "-H", EVERYWHERE, "--wrap", sys.executable, str(script)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == ["[0 node1] " + " ".join(["0.10000"] * 48), "[0 node1] 0.1"]

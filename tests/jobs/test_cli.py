@@ -12,7 +12,7 @@ import pytest
 from planned_job import plan_job
 
 from hvdkit import __version__, cli
-from hvdkit.config import read_config, read_settings
+from hvdkit.config import read_config
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import build_parser, parse_arguments
 from hvdkit.launch.plan.elasticity import Elasticity
@@ -23,6 +23,7 @@ from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
 from hvdkit.launch.plan_elastic import describe_restarts
 from hvdkit.launch.plan_job import with_elasticity
+from hvdkit.package_settings import read_all_settings
 
 FLAGS = {
     "-h", "--help", "--help-all", "--print-completion", "-n", "-np", "--np", "--num-proc", "-H", "--hosts",
@@ -44,14 +45,14 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def test_hvdruns_flags_are_frozen_but_for_the_settings() -> None:
-    settings = {setting.flag for setting in read_settings({}) if setting.flag}
+    settings = {setting.flag for setting in read_all_settings({}) if setting.flag}
     horovodruns = {name for flag in (*FLAGS_OF_HOROVOD, *OTHERS) for name in flag.names}
     assert flags_of(build_parser()) == FLAGS | settings | horovodruns
 
 
 def test_a_settings_flag_sets_its_variable_and_no_other() -> None:
     assert parse_arguments(["python"]).settings == {}
-    for setting in read_settings({}):
+    for setting in read_all_settings({}):
         if setting.flag:
             switch = setting.default is False
             given = [setting.flag] if switch else [setting.flag, str(setting.default)]
@@ -85,14 +86,14 @@ def test_the_long_help_groups_the_settings_by_what_they_are_for() -> None:
         group.title: {name for action in group._group_actions for name in action.option_strings}
         for group in build_parser(everything=True)._action_groups
     }
-    assert {"--fusion-bytes", "--autotune"} <= groups["tuning"]
+    assert {"--fusion-bytes", "--autotune", "--share-gpus"} <= groups["tuning"]
     assert {"--wrap-batch", "--wrap-rate"} <= groups["settings of --wrap"]
     assert not (groups["tuning"] | groups["settings of --wrap"]) & groups["settings"]
 
 
 def test_the_long_help_shows_choices_variables_and_defaults() -> None:
     text = " ".join(build_parser(everything=True).format_help().split())
-    for setting in read_settings({}):
+    for setting in read_all_settings({}):
         if setting.flag:
             default = "" if setting.default in (False, "") else f"default: {setting.default}; "
             assert f"({default}{setting.variable})" in text
@@ -216,11 +217,11 @@ def test_doctor_shows_every_setting_and_its_origin(
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["doctor", "--settings", "--json"]) == 0
     settings = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert settings.keys() == {setting.name for setting in read_settings({})}
+    assert settings.keys() == {setting.name for setting in read_all_settings({})}
     assert (settings["transport"]["value"], settings["transport"]["origin"]) == ("mpi", "HVDKIT_TRANSPORT")
     assert cli.main(["doctor", "--settings"]) == 0
     table = capsys.readouterr().out
-    assert all(setting.variable in table for setting in read_settings({}))
+    assert all(setting.variable in table for setting in read_all_settings({}))
 
 
 def test_the_table_of_settings_loses_no_letter_on_a_narrow_console(
@@ -231,7 +232,7 @@ def test_the_table_of_settings_loses_no_letter_on_a_narrow_console(
     lines = capsys.readouterr().out.splitlines()
     start = next(line.index("meaning") for line in lines if "meaning" in line)
     meanings = "".join("".join(line[start:] for line in lines).split())
-    assert [s.variable for s in read_settings({}) if "".join(s.help.split()) not in meanings] == []
+    assert [s.variable for s in read_all_settings({}) if "".join(s.help.split()) not in meanings] == []
 
 
 def test_doctor_says_which_variable_is_wrong(

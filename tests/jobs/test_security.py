@@ -49,7 +49,7 @@ NOT_LISTENING = {
     "launch/state/accept_loop.py": "listens at sockets that others have bound, which are in the table",
     "tools/doctor/collect/host.py": "binds a port to see whether it is free, and does not listen at it",
     "launch/agent/host_info.py": "binds ports to see whether they are free, and does not listen at them",
-    "wrap/keras_fit.py": "binds arguments to a signature",
+    "packages/wrap/hvdkit_wrap/keras_fit.py": "binds arguments to a signature",
     "keras/validation.py": "the same",
     "tools/compare/recorder/keras_fit.py": "the same",
 }

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from package_entry_points import plant_package
 from planned_job import plan_job
 
+from hvdkit import startup
+from hvdkit.errors import MissingDependencyError
 from hvdkit.launch.agent.rank_identity import adapt_environment
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.startup import SITE, modules_asked_for, plan_variables
+from hvdkit.startup import ENTRY_POINTS, SITE, modules_asked_for, plan_variables
 from hvdkit.startup.after_import import after_import
 
 ROOT = str(Path(SITE).parents[2])
@@ -38,7 +41,7 @@ def test_the_path_begins_with_the_site_folder_and_keeps_the_users() -> None:
         assert adapt_environment(environ, {}, 1)["PYTHONPATH"] == after
     with pytest.raises(ValueError, match="unknown variables HVDKIT_NOTHING"):
         plan_variables({"HVDKIT_NOTHING": "1"}, {})
-    assert list(modules_asked_for({"HVDKIT_WRAP": "1", "HVDKIT_ALIAS_HOROVOD": "0"})) == ["hvdkit.wrap"]
+    assert list(modules_asked_for({"HVDKIT_WRAP": "1", "HVDKIT_ALIAS_HOROVOD": "0"})) == ["hvdkit_wrap.begin"]
 
 
 def test_hvdrun_sends_ranks_there() -> None:
@@ -69,6 +72,25 @@ def test_a_python_without_hvdkit_says_so_when_it_matters(tmp_path: Path) -> None
         "try:\n  import horovod\nexcept ImportError as e: print(e)", tmp_path, HVDKIT_ALIAS_HOROVOD="1"
     )
     assert "imported" in run_python(code, tmp_path, HVDKIT_ALIAS_HOROVOD="1")
+
+
+def test_the_module_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    code = "import sys; print('torch' in sys.modules)\n"
+    plant_package(tmp_path, "hvdkit_wrap", code, ENTRY_POINTS, {"HVDKIT_WRAP": "hvdkit_wrap"})
+    assert run_python("import torch", tmp_path, ROOT, HVDKIT_WRAP="1").split() == ["False"]
+    assert run_python("import torch", tmp_path, ROOT, HVDKIT_WRAP="0", HVDKIT_ALIAS_HOROVOD="1") == ""
+
+
+def test_a_rank_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "find_entry_points", lambda group: {})
+    startup.begin({"HVDKIT_WRAP": "0"})
+    with pytest.raises(MissingDependencyError) as error:
+        startup.begin({"HVDKIT_WRAP": "1"})
+    assert str(error.value) == (
+        f"--wrap is in the package hvdkit-wrap, which is not installed in this Python, {sys.executable}. Run, "
+        "in a clone of hvdkit: pip install -c constraints.txt ./packages/wrap"
+    )
 
 
 def test_an_act_follows_the_import_of_its_module_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

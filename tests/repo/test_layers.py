@@ -40,7 +40,6 @@ FLOORS = {
     "tensorflow": 6,
     "keras": 7,
     "lightning": 7,
-    "wrap": 8,
     "launch": 8,
     "integrations": 9,
     "aliasing": 11,
@@ -61,7 +60,7 @@ FRONT_DOORS = {
     "tensorflow.__init__": {"keras.tensorflow_optimizer"},
     "tensorflow.keras.__init__": {"keras"},  # Horovod's name of hvdkit.keras; tensorflow.elastic enters here too
     # Python itself calls it, through sitecustomize: a variable names what is to be imported before the script begins.
-    "startup.__init__": {"alias_horovod", "aliasing.torch_mpi", "wrap", "tools.compare.recorder.start"},
+    "startup.__init__": {"alias_horovod", "aliasing.torch_mpi", "tools.compare.recorder.start"},
 }
 
 # What engine and elastic import of the transport: what is the same for all transports, the codings of what is sent
@@ -106,18 +105,16 @@ MAY_READ_ENVIRONMENT = (
     "world.py",
     "launch/agent/",
     "startup/",
-    "wrap/environment.py",
     "common/util.py",
     "engine/startup.py",
     "integrations/ranks.py",
 )
-#: The first has a function of Horovod's that does just that. The second acts before the script's framework reads
-#: CUDA_VISIBLE_DEVICES. The third makes a rank of a process that runs already. The last marks a rank for the processes
-#: that it starts. engine/startup.py keeps HOROVOD_RANK and the like true for the scripts of elastic jobs.
+#: The first has a function of Horovod's that does just that. engine/startup.py keeps HOROVOD_RANK and the like true for
+#: the scripts of elastic jobs. The third makes a rank of a process that runs already. The last marks a rank for the
+#: processes that it starts.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "engine/startup.py",
-    "wrap/environment.py",
     "integrations/ranks.py",
     "engine/child_processes.py",
 )
@@ -200,7 +197,7 @@ def test_modules_that_are_named_in_texts_are_below_too() -> None:
 
 def test_the_names_of_modules_are_seen() -> None:
     code = (
-        "import_module('hvdkit.launch.run_api')\nTABLE = {'a': 'hvdkit.keras'}\n'hvdkit.wrap' in sys.modules\n"
+        "import_module('hvdkit.launch.run_api')\nTABLE = {'a': 'hvdkit.keras'}\n'hvdkit.launch' in sys.modules\n"
         "importlib.import_module(f'hvdkit.{name}.basics')\n'hvdkit.no_such_file'"
     )
     assert sorted(modules_named(ast.parse(code))) == [

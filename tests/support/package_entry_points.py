@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,21 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+def plant_package(folder: Path, module: str, code: str, group: str, points: Mapping[str, str]) -> None:
+    """Make a package that importlib.metadata and import find once the folder is on sys.path.
+
+    module: its name and that of its distribution.
+    code: of the module.
+    group: of its entry points.
+    points: the entry points, by name.
+    """
+    (folder / f"{module}.py").write_text(code)
+    lines = "".join(f"{name} = '{value}'\n" for name, value in points.items())
+    project = folder / f"{module}.toml"
+    project.write_text(f"[project]\nname = '{module}'\n[project.entry-points.'{group}']\n{lines}")
+    write_metadata(project, folder)
 
 
 def write_metadata(project: Path, folder: Path) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hvdkit.launch.allocations.sagemaker import read_default_hostfile, read_sagemaker
-from hvdkit.launch.allocations.schedulers import SCHEDULERS, SET_SLOTS
-from hvdkit.launch.hostfiles import FoundHosts
+from hvdkit.launch.allocations.schedulers import SET_SLOTS, AllocationReader, list_schedulers
+from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.hostfiles.names import set_slots
+
+__all__ = ["AllocationReader", "FoundHosts", "Host", "read_allocation"]
 
 
 def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> FoundHosts | None:
@@ -19,7 +21,7 @@ def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> Fou
     Raises LaunchError for an allocation that cannot be parsed: it is never treated as no allocation.
     """
     variables = {name: value for name, value in environ.items() if value.strip()}
-    for read in (*(scheduler.read for scheduler in SCHEDULERS), read_sagemaker):
+    for read in (*(scheduler.read for scheduler in list_schedulers()), read_sagemaker):
         found = read(variables)
         if found is not None:
             found = replace(found, more=", or ".join(filter(None, (found.more, SET_SLOTS))), allocated=True)

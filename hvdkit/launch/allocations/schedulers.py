@@ -1,5 +1,7 @@
 """The allocations of schedulers: Slurm, PBS (Pro, OpenPBS, Torque), LSF, SGE (Grid Engine), Flux and HTCondor.
 
+Packages add schedulers by entry points of the group hvdkit.allocations, see `list_schedulers`.
+
 Flux sets no variable that lists hosts (flux-environment(7)), so its command prints R, the resource set (Flux RFC 20,
 version 1): that of the instance in a batch script or a shell of `flux alloc`, that of the job in a job.
 HTCondor's sshd.sh, which openmpiscript and mp2script source, starts an sshd on each node of the parallel universe and
@@ -17,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdkit.errors import LaunchError
+from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
+from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile, merge_hosts, settle_slots
 from hvdkit.launch.hostfiles.grammars import (
     SLURM_NODELISTS,
@@ -31,6 +34,9 @@ from hvdkit.launch.hostfiles.names import MOST_HOSTS, check_name, is_slots, set_
 from hvdkit.launch.process import run_program
 from hvdkit.ranges import read_ranges
 from hvdkit.world import is_slurm_step
+
+#: Group of entry points, `NAME = module:READER`: an AllocationReader with this name.
+ENTRY_POINTS = "hvdkit.allocations"
 
 #: How to get more slots from any allocation; see FoundHosts.more.
 SET_SLOTS = "set them here with --slots-per-host"
@@ -160,7 +166,7 @@ _LAUNCH_HOST = re.compile(r"batch|login|launch")
 class AllocationReader:
     """Reader of a scheduler's allocation.
 
-    name: of the scheduler in lower case, and of its dialect of hostfiles.
+    name: of the scheduler in lower case, and of its dialect of hostfiles if hvdkit has one.
     variable: a variable that is set only in its jobs.
     nodefile: the variable with the path of its list of hosts; "" for none.
     read: reads the hosts of its job with their slots; None outside of its jobs.
@@ -174,7 +180,7 @@ class AllocationReader:
 
 def find_scheduler(environ: Mapping[str, str]) -> str:
     """Name the scheduler of the job that this runs in; "" for none."""
-    return next((scheduler.name for scheduler in SCHEDULERS if environ.get(scheduler.variable)), "")
+    return next((scheduler.name for scheduler in list_schedulers() if environ.get(scheduler.variable)), "")
 
 
 def find_incomplete_slurm_job(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -338,3 +344,24 @@ SCHEDULERS = (
     AllocationReader("flux", "FLUX_URI", "", read_flux),
     AllocationReader("htcondor", "_CONDOR_PROCNO", "", read_htcondor),
 )
+
+
+def list_schedulers() -> tuple[AllocationReader, ...]:
+    """List hvdkit's own readers, and then those of the installed packages, in the order of their names.
+
+    A package cannot replace a reader of hvdkit's.
+    Raises HvdkitError for a package that cannot be loaded, or whose entry point is not a reader of the same name.
+    """
+    own = {each.name for each in SCHEDULERS}
+    readers = []
+    for name, entry in find_entry_points(ENTRY_POINTS).items():
+        reader = load_entry_point(entry)
+        right = isinstance(reader, AllocationReader) and reader.name == name
+        if name in own or not right:
+            why = f"is not an AllocationReader with the name {name}" if not right else "has the name of one of hvdkit's"
+            raise HvdkitError(
+                f"the package {name_package(entry)} cannot be loaded: {entry.value} {why}. Update or remove this "
+                "package."
+            )
+        readers.append(reader)
+    return (*SCHEDULERS, *readers)

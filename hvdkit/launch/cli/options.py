@@ -15,6 +15,7 @@ from hvdkit.launch.cli.launcher_options import add_launcher_options, add_ssh_fla
 from hvdkit.launch.cli.parser import SHELLS, OptionParser, PrintCompletion, record_settings
 from hvdkit.launch.hostfiles import AUTO, DIALECTS
 from hvdkit.launch.options import OPTIONS, LaunchOptions
+from hvdkit.package_settings import find_package_settings
 from hvdkit.setting import Setting
 
 _EXAMPLES = """\
@@ -53,9 +54,10 @@ _ELASTIC = (
 # Groups of settings in the long help; the short help has one group. Other settings are in "settings".
 _TUNING = (
     *("fusion_bytes", "buckets_in_flight", "progress", "chunk_bytes", "malloc_keep_bytes", "algorithm"),
-    *("autotune", "autotune_steps", "autotune_log", "autotune_save", "tuned"),
+    *("autotune", "autotune_steps", "autotune_log", "autotune_save", "tuned", "share_gpus"),
 )
-_WRAP = ("wrap_batch", "wrap_rate", "wrap_warmup", "wrap_batch_norm")
+# Prefix of the settings of a package in packages/ -> its folder there.
+_PACKAGES = {"wrap": "wrap"}
 
 
 class _SettingAction(argparse.Action):
@@ -306,16 +308,22 @@ def _add_elastic(parser: OptionParser) -> None:
 
 
 def _add_settings(parser: OptionParser) -> None:
+    packages = find_package_settings()
+    parser.missing = {f"--{prefix}-": folder for prefix, folder in _PACKAGES.items() if prefix not in packages}
     if parser.everything:
         settings = parser.add_argument_group("settings", "Each sets the variable in brackets for all ranks.")
-        wrap = parser.add_argument_group("settings of --wrap")
-        tuning = parser.add_argument_group("tuning", "Settings for speed; the defaults suit most jobs.")
+        of_packages = {prefix: parser.add_argument_group(f"settings of --{prefix}") for prefix in packages}
+        tuning = parser.add_argument_group("tuning", "Settings for speed, and for tests; the defaults suit most jobs.")
     else:
-        settings = wrap = tuning = parser.add_argument_group("common settings")
+        settings = tuning = parser.add_argument_group("common settings")
+        of_packages = dict.fromkeys(packages, settings)
     for setting in read_settings({}):
         if setting.flag and setting.name not in (*_ELASTIC, "timeline"):
-            group = wrap if setting.name in _WRAP else tuning if setting.name in _TUNING else settings
-            _add_setting(parser, group, setting)
+            _add_setting(parser, tuning if setting.name in _TUNING else settings, setting)
+    for prefix, kind in packages.items():
+        for setting in read_settings({}, kind):
+            if setting.flag:
+                _add_setting(parser, of_packages[prefix], setting)
 
 
 def _add_setting(parser: OptionParser, group: argparse._ArgumentGroup, setting: Setting) -> None:

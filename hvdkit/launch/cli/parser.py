@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hvdkit.config import read_config
+from hvdkit.entry_points import describe_missing
 from hvdkit.errors import HvdkitError
 from hvdkit.optional_import import optional_import
+from hvdkit.package_settings import check_settings, find_package_settings
 from hvdkit.suggestion import did_you_mean
 
 # -np4 and -n4, as mpiexec writes them.
@@ -42,6 +43,8 @@ class OptionParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, *, everything: bool, **options: Any) -> None:
         self.everything = everything
+        #: Beginning of the names of options -> the folder in packages/ of the package that is not installed.
+        self.missing: dict[str, str] = {}
         super().__init__(prog=prog, formatter_class=Formatter, allow_abbrev=False, add_help=False, **options)
 
     def add_group(self, title: str, description: str | None = None) -> tuple[argparse._ArgumentGroup, Add]:
@@ -118,6 +121,9 @@ class OptionParser(argparse.ArgumentParser):
             longer = any(each.lstrip("-").startswith(name.lstrip("-")) for each in actions if len(each) > 3)
             if takes and not longer:
                 return short
+        for beginning, folder in self.missing.items():
+            if name.startswith(beginning):
+                self.exit(2, f"{self.prog}: {describe_missing(name, folder)}\n")
         similar = did_you_mean(name, actions) or did_you_mean("-" + name, actions)
         return self.error(f"unknown option {name}.{similar}")
 
@@ -142,7 +148,7 @@ def record_settings(
     Raises argparse.ArgumentError for an invalid value, and if another option has set a variable to another value.
     """
     try:
-        read_config(variables)
+        check_settings(variables, find_package_settings().values())
     except HvdkitError as error:
         problem = str(error).removeprefix("Invalid settings: ")
         if len(variables) == 1:

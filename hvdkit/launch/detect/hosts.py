@@ -10,8 +10,8 @@ from pathlib import Path
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import allowed_cpus
 from hvdkit.launch.allocations import read_allocation
-from hvdkit.launch.allocations.schedulers import SCHEDULERS
-from hvdkit.launch.hostfiles import AUTO, FoundHosts, Host, find_hostfile, parse_host_list
+from hvdkit.launch.allocations.schedulers import list_schedulers
+from hvdkit.launch.hostfiles import AUTO, DIALECTS, FoundHosts, Host, find_hostfile, parse_host_list
 from hvdkit.launch.process import run_program
 
 
@@ -39,9 +39,8 @@ def find_hosts(
             code="hostfile-format-without-file",
         )
     if hostfile is not None:
-        own = (
-            each.name for each in SCHEDULERS if (file := environ.get(each.nodefile)) and Path(file) == Path(hostfile)
-        )
+        files = {each.name: environ.get(each.nodefile) for each in list_schedulers() if each.name in DIALECTS}
+        own = (name for name, file in files.items() if file and Path(file) == Path(hostfile))
         return find_hostfile(hostfile, next(own, AUTO) if format == AUTO else format, slots)
     if hosts is not None:
         return FoundHosts(parse_host_list(hosts, slots or 1), "-H")

@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvdkit.config import read_settings
 from hvdkit.engine.tuning.saved import read_entries
+from hvdkit.package_settings import read_all_settings
 from hvdkit.setting import Setting
 
 
 def show_settings(*, as_json: bool) -> None:
     """Print all settings. Raises ConfigError for invalid variables or an invalid file of --tuned."""
-    settings = with_tuned(read_settings())
+    settings = with_tuned(read_all_settings())
     if as_json:
         print(json.dumps([_describe(setting) for setting in settings], indent=2))
     else:

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import hvdkit
-from hvdkit.config import read_settings
-from hvdkit.errors import ConfigError
+from hvdkit.errors import HvdkitError
 from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.agent.shm_cleanup import list_open_files
 from hvdkit.launch.detect.hosts import is_own_address, resolve
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
+from hvdkit.package_settings import read_all_settings
 from hvdkit.tools.doctor.collect.mpi import read_hvdrun_mpi, read_launchers, read_library, try_srun, try_two_ranks
 from hvdkit.tools.doctor.collect.software import read_accelerators, read_horovod, read_keras_backend, read_packages
 from hvdkit.tools.doctor.facts import (
@@ -239,6 +239,6 @@ def read_machine(environ: Mapping[str, str], folder: str) -> MachineFacts:
 
 def _read_settings(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     try:
-        return {setting.name: str(setting.shown) for setting in read_settings(environ)}, ""
-    except ConfigError as error:
+        return {setting.name: str(setting.shown) for setting in read_all_settings(environ)}, ""
+    except HvdkitError as error:
         return {}, str(error)

@@ -8,7 +8,7 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.errors import WrapError
-from hvdkit.wrap import randomness, torch_begin, torch_models
+from hvdkit_wrap import randomness, torch_begin, torch_models
 
 _trained = False
 

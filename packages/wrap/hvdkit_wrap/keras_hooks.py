@@ -7,12 +7,11 @@ from typing import Any
 import keras
 
 import hvdkit.keras as hvd
-from hvdkit.keras.basics import init
-from hvdkit.keras.optimizer import DistributedOptimizer
-from hvdkit.wrap import keras_files, keras_fit
-from hvdkit.wrap.places import asked_by_hvdkit
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
+from hvdkit.keras import DistributedOptimizer, init
+from hvdkit_wrap import keras_files, keras_fit
+from hvdkit_wrap.places import asked_by_hvdkit
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
 
 
 def install() -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from hvdkit.wrap.session import active
+from hvdkit_wrap.session import active
 
 _SLACK_S = 60.0  # ranks start within this time, and clocks of file servers differ
 

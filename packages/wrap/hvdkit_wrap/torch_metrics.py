@@ -11,9 +11,9 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.log import logger
-from hvdkit.wrap import torch_weights
-from hvdkit.wrap.row_sums import find_product
-from hvdkit.wrap.session import active, current
+from hvdkit_wrap import torch_weights
+from hvdkit_wrap.row_sums import find_product
+from hvdkit_wrap.session import active, current
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 

@@ -14,13 +14,13 @@ from planned_job import plan_job
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.wrap.environment import plan_visible_gpu
-from hvdkit.wrap.places import script_line
-from hvdkit.wrap.randomness import go_own_way, put_states, read_states, seed_of
-from hvdkit.wrap.report import Report
-from hvdkit.wrap.row_sums import find_product
-from hvdkit.wrap.shares import join_batches, joined_length, plan_share
-from hvdkit.wrap.torch_losses import FIXED, MEAN, SUM, kinds_of, leaves_out
+from hvdkit_wrap.environment import plan_visible_gpu
+from hvdkit_wrap.places import script_line
+from hvdkit_wrap.randomness import go_own_way, put_states, read_states, seed_of
+from hvdkit_wrap.report import Report
+from hvdkit_wrap.row_sums import find_product
+from hvdkit_wrap.shares import join_batches, joined_length, plan_share
+from hvdkit_wrap.torch_losses import FIXED, MEAN, SUM, kinds_of, leaves_out
 
 
 @given(st.integers(0, 50), st.integers(1, 7), st.none() | st.integers(1, 50))

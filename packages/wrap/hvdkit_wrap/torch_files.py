@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import hvdkit.torch as hvd
-from hvdkit.wrap.session import active, current
+from hvdkit_wrap.session import active, current
 
 _saved: set[str] = set()
 
@@ -39,6 +39,6 @@ def _key(path: Any) -> str:
 
 def _share_folders() -> None:
     """Accept a folder that another rank has just created."""
-    from hvdkit.wrap.folders import share_folders
+    from hvdkit_wrap.folders import share_folders
 
     share_folders()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdkit.errors import WrapError
-from hvdkit.wrap.places import script_line
+from hvdkit_wrap.places import script_line
 
 
 def refuse(what: str, cure: str, *, line: str = "") -> WrapError:

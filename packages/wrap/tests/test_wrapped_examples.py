@@ -22,9 +22,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the plain scripts for PyTorch print, by name; one job runs them all, as torch takes seconds to import."""
     folder = tmp_path_factory.mktemp("plain")
     scripts = [str(EXAMPLES / "plain" / name) for name in WITH_TORCH]
-    done = start(
-        folder, str(Path(__file__).parents[1] / "support" / "plain_scripts.py"), ["-np", "2", "--wrap"], scripts, 250
-    )
+    done = start(folder, str(Path(__file__).with_name("plain_scripts.py")), ["-np", "2", "--wrap"], scripts, 250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[1]" not in done.stdout, "only rank 0 prints"
     assert list(folder.iterdir()) == []

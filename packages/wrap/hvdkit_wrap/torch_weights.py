@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from hvdkit.torch import autograd
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
-from hvdkit.wrap.shares import Share
-from hvdkit.wrap.torch_losses import SUM, kinds_of, leaves_out
+from hvdkit.torch.autograd import NO_TASK, current_task
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
+from hvdkit_wrap.shares import Share
+from hvdkit_wrap.torch_losses import SUM, kinds_of, leaves_out
 
 #: Key of an iterator over a loader in training -> the share of its last batch.
 _shares: dict[int, Share] = {}
@@ -90,7 +90,7 @@ def install(begin: Callable[[], None]) -> None:
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         global passes
-        if active() and autograd.current_task() == autograd.NO_TASK:
+        if active() and current_task() == NO_TASK:
             begin()
             passes += 1
             grad_tensors = _weigh(tensors, grad_tensors)

@@ -11,11 +11,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 import hvdkit.torch as hvd
-from hvdkit.torch.basics import init
-from hvdkit.torch.optimizer import DistributedOptimizer
-from hvdkit.wrap import torch_models, torch_steps
-from hvdkit.wrap.places import script_line
-from hvdkit.wrap.session import active, current
+from hvdkit.torch import DistributedOptimizer, init
+from hvdkit_wrap import torch_models, torch_steps
+from hvdkit_wrap.places import script_line
+from hvdkit_wrap.session import active, current
 
 #: Optimizers that are not wrapped yet.
 _pending: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -75,7 +74,7 @@ def begin() -> None:
         _watch.remove()
         _watch = None
     join()
-    if current().config.wrap_batch_norm == "all":
+    if current().settings.batch_norm == "all":
         _join_batch_norms(made)
     for optimizer in made:
         DistributedOptimizer(optimizer, torch_models.names_of(optimizer))
@@ -136,7 +135,7 @@ def _tell(made: list[Any]) -> None:
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     ]
     if norms:
-        joined = session.config.wrap_batch_norm == "all"
+        joined = session.settings.batch_norm == "all"
         say(
             "batch",
             "batch normalization uses the rows of all ranks"

@@ -12,7 +12,7 @@ import torch
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-HERE = Path(__file__).parents[1] / "support"
+HERE = Path(__file__).parent
 Weights = dict[str, dict[str, torch.Tensor]]
 
 
@@ -21,7 +21,7 @@ def run(name: str, *arguments: object, ranks: int = 0, options: tuple[str, ...] 
     command = [sys.executable, str(HERE / name), *map(str, arguments)]
     if ranks:
         command = [sys.executable, "-m", "hvdkit.launch", "-np", str(ranks), *options, *command]
-    path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HERE.parents[2]), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdkit.wrap import (
+from hvdkit_wrap import (
     torch_begin,
     torch_files,
     torch_loaders,

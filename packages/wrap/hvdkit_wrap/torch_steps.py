@@ -8,9 +8,9 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.training.schedules import warmup_multiplier
-from hvdkit.wrap import torch_progress, torch_weights
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
+from hvdkit_wrap import torch_progress, torch_weights
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
 
 
 def watch(optimizer: Any) -> None:
@@ -58,8 +58,8 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     session = current()
     if not session.report.shown:
         if session.multiplies:
-            factor = f"the script's times {session.rate_factor:.4g} ({session.config.wrap_rate}) during each step"
-            warmup = f", after a warm-up of {session.config.wrap_warmup:g} epochs" if session.config.wrap_warmup else ""
+            factor = f"the script's times {session.rate_factor:.4g} ({session.settings.rate}) during each step"
+            warmup = f", after a warm-up of {session.settings.warmup:g} epochs" if session.settings.warmup else ""
             session.report.say("learning rate", factor + warmup + "; the script reads its own values")
         else:
             session.report.say("learning rate", "the script's, as all ranks together train on its batches")
@@ -78,7 +78,7 @@ def rate_factor() -> float:
     if session.rate_factor == 1.0:
         return 1.0
     return session.rate_factor * warmup_multiplier(
-        torch_progress.epoch(), factor=session.rate_factor, warmup_epochs=session.config.wrap_warmup
+        torch_progress.epoch(), factor=session.rate_factor, warmup_epochs=session.settings.warmup
     )
 
 

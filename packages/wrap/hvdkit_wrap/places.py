@@ -7,9 +7,12 @@ import os
 import sys
 import sysconfig
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+import hvdkit
+
+_CORE = os.path.dirname(os.path.abspath(hvdkit.__file__)) + os.sep
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
-_NOT_THE_ENGINE = (_HERE + "wrap" + os.sep, _HERE + "startup" + os.sep)
+_STARTUP = _CORE + "startup" + os.sep
 
 
 def script_line() -> str:
@@ -29,7 +32,7 @@ def _is_library(name: str) -> bool:
         return True
     path = os.path.abspath(name)
     # By the folder's name, too: a virtual environment may use packages of the system's, or of another environment.
-    if path.startswith(_HERE) or not _PACKAGES.isdisjoint(path.split(os.sep)):
+    if path.startswith((_CORE, _OWN)) or not _PACKAGES.isdisjoint(path.split(os.sep)):
         return True
     paths = sysconfig.get_paths()
     homes = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -42,11 +45,11 @@ def _short(name: str) -> str:
 
 
 def asked_by_hvdkit() -> bool:
-    """Was the current call made by hvdkit, outside of hvdkit.wrap and hvdkit.startup, and not by the script?"""
+    """Was the current call made by hvdkit, outside of hvdkit.startup, and not by the script?"""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_HERE) and not name.startswith(_NOT_THE_ENGINE):
+        if name.startswith(_CORE) and not name.startswith(_STARTUP):
             return True
         if not _is_library(name):
             return False

@@ -84,6 +84,6 @@ for attempt in TRIES:
         print(error)
 
 # A child is no rank: it prints, and it is alone.
-child = "import torch, sys; print('child', 'hvdkit.wrap' in sys.modules, flush=True)"
+child = "import torch, sys; print('child', 'hvdkit_wrap' in sys.modules, flush=True)"
 subprocess.run([sys.executable, "-c", child], check=True)
 print("environment", os.environ["HVDKIT_WRAP"])

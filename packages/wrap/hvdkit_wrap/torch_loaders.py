@@ -11,11 +11,11 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 import hvdkit.torch as hvd
-from hvdkit.wrap import randomness, torch_agreement, torch_begin, torch_progress, torch_weights
-from hvdkit.wrap.places import script_line
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
-from hvdkit.wrap.shares import Share, join_batches, joined_length, plan_share
+from hvdkit_wrap import randomness, torch_agreement, torch_begin, torch_progress, torch_weights
+from hvdkit_wrap.places import script_line
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
+from hvdkit_wrap.shares import Share, join_batches, joined_length, plan_share
 
 _epochs = itertools.count()
 _CHUNK = 1024  # batches that rank 0 draws and broadcasts at a time; a sampler may have no end

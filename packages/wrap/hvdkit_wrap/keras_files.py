@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 import hvdkit.keras as hvd
-from hvdkit.wrap.keras_fit import fitting
-from hvdkit.wrap.session import active, current
+from hvdkit_wrap.keras_fit import fitting
+from hvdkit_wrap.session import active, current
 
 
 def watch() -> None:

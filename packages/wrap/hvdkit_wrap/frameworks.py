@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from hvdkit.log import logger
-from hvdkit.wrap.places import asked_by_hvdkit
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active, current
+from hvdkit_wrap.places import asked_by_hvdkit
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active, current
 
 
 def _torch(module: ModuleType) -> None:
-    from hvdkit.wrap import torch_hooks
+    from hvdkit_wrap import torch_hooks
 
     torch_hooks.install()
 
 
 def _keras(module: ModuleType) -> None:
-    from hvdkit.wrap import keras_hooks
+    from hvdkit_wrap import keras_hooks
 
     keras_hooks.install()
 

@@ -12,11 +12,11 @@ import numpy as np
 
 import hvdkit.keras as hvd
 from hvdkit.training.sharding import Indices, plan_order
-from hvdkit.wrap import randomness
-from hvdkit.wrap.keras_tf_data import split_tf_data
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import current
-from hvdkit.wrap.shares import Share, is_split, joined_length, plan_share
+from hvdkit_wrap import randomness
+from hvdkit_wrap.keras_tf_data import split_tf_data
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import current
+from hvdkit_wrap.shares import Share, is_split, joined_length, plan_share
 
 _FIT_BATCH = 32  # Keras's own default
 

@@ -11,9 +11,9 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.startup.after_import import after_import
-from hvdkit.wrap.places import asked_by_hvdkit
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import active
+from hvdkit_wrap.places import asked_by_hvdkit
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import active
 
 _CURE = "Start it with its own launcher, or let `hvdkit migrate` rewrite it for hvdkit."
 _OWN = "Start it with hvdrun without --wrap."

@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 import hvdkit.keras as hvd
-from hvdkit.wrap import keras_data
-from hvdkit.wrap.places import script_line
-from hvdkit.wrap.refusal import refuse
-from hvdkit.wrap.session import current
+from hvdkit_wrap import keras_data
+from hvdkit_wrap.places import script_line
+from hvdkit_wrap.refusal import refuse
+from hvdkit_wrap.session import current
 
 _depth = 0
 
@@ -63,8 +63,8 @@ def _rates() -> str:
     session = current()
     if not session.multiplies:
         return "the script's, as all ranks together train on its batches"
-    warmup = f", after a warm-up of {session.config.wrap_warmup:g} epochs" if session.config.wrap_warmup else ""
-    return f"the script's times {session.rate_factor:.4g} ({session.config.wrap_rate}){warmup}"
+    warmup = f", after a warm-up of {session.settings.warmup:g} epochs" if session.settings.warmup else ""
+    return f"the script's times {session.rate_factor:.4g} ({session.settings.rate}){warmup}"
 
 
 def _check_loss(model: Any) -> None:
@@ -89,10 +89,10 @@ def _callbacks(model: Any, given: Any) -> list[Any]:
         for one in mine:
             if isinstance(one, kinds.LearningRateScheduler) and not hasattr(one, "_hvdkit_factor"):
                 one.schedule, one._hvdkit_factor = _scaled(one.schedule, session.rate_factor), session.rate_factor
-        if session.config.wrap_warmup and not model.optimizer.__dict__.get("_hvdkit_warm"):  # in its first fit()
+        if session.settings.warmup and not model.optimizer.__dict__.get("_hvdkit_warm"):  # in its first fit()
             model.optimizer.__dict__["_hvdkit_warm"] = True
             rate = float(model.optimizer.learning_rate)
-            epochs: Any = session.config.wrap_warmup
+            epochs: Any = session.settings.warmup
             made.append(hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=epochs))
     return [*made, *mine]
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from hvdkit.config import Config
-from hvdkit.wrap.report import Report
+from hvdkit_wrap.report import Report
+from hvdkit_wrap.settings import WrapSettings
 
 
 @dataclass
 class Session:
-    """The settings, the rank and the report of this process, for all modules of hvdkit.wrap.
+    """The settings, the rank and the report of this process, for all modules of hvdkit_wrap.
 
     rank, size: from the launcher's variables; size is 0 until init() if the launcher does not set it.
     active: False in a forked child.
     """
 
-    config: Config
+    settings: WrapSettings
     rank: int
     size: int
     active: bool = True
@@ -31,28 +31,28 @@ class Session:
     @property
     def shows_table(self) -> bool:
         """Does this rank print the table of changes?"""
-        return self.first and self.config.wrap_table
+        return self.first and self.settings.table
 
     @property
     def multiplies(self) -> bool:
         """Does each rank take a whole batch of the script?"""
-        return self.config.wrap_batch == "multiply"
+        return self.settings.batch == "multiply"
 
     @property
     def rate_factor(self) -> float:
         """Return the factor of the learning rate."""
-        if not self.multiplies or self.config.wrap_rate == "keep":
+        if not self.multiplies or self.settings.rate == "keep":
             return 1.0
-        return float(self.size) if self.config.wrap_rate == "linear" else float(self.size) ** 0.5
+        return float(self.size) if self.settings.rate == "linear" else float(self.size) ** 0.5
 
 
 _session: Session | None = None
 
 
-def open_session(config: Config, *, rank: int, size: int) -> Session:
+def open_session(settings: WrapSettings, *, rank: int, size: int) -> Session:
     """Open the session; a process that is forked from this one, such as a DataLoader's worker, is not a rank."""
     global _session
-    _session = made = Session(config, rank, size)
+    _session = made = Session(settings, rank, size)
 
     def leave() -> None:
         made.active = False
