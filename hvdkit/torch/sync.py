@@ -18,7 +18,7 @@ from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.replicate import ReplicaCheck
 from hvdkit.engine.strategy import Strategy
 from hvdkit.torch import autograd
-from hvdkit.torch.cleared import are_cleared, reduced_already
+from hvdkit.torch.cleared import ClearedGradients, reduced_already
 from hvdkit.torch.closures import reduce_loss
 from hvdkit.torch.compiled import CompiledNotice
 from hvdkit.torch.conversions import PlannedMetadata
@@ -86,6 +86,7 @@ class GradientSync:
         self._position: dict[int, int] = {}  # parameter -> its index in the source
         self._written: set[int] = set()  # parameters whose gradient was written since the last reduction
         self._summed: set[int] = set()  # reduced since the last step, if the strategy is not repeatable
+        self._cleared = ClearedGradients(self._named, self._summed, self._hooks)
         self._tasks: set[int] = set()  # backward passes under way
         self._done_passes = 0
         self._postponed = False  # a complete window waits for synchronize()
@@ -187,15 +188,16 @@ class GradientSync:
             if task not in self._tasks:
                 if not self._tasks:  # not in a checkpoint's pass inside another pass
                     self._planned.check_dtypes()
-                    if self._done_passes or self._summed:
-                        self._drop_cleared(arrived)
+                    self._drop_cleared(arrived)
                 self._tasks.add(task)
                 autograd.when_backward_ends(task, self.number, functools.partial(self._backward_ended, task))
 
     def _drop_cleared(self, arrived: int) -> None:
         """Restart the window if its gradients were cleared without zeroed()."""
-        if are_cleared(self._named, self._summed or self._written, arrived, reduced=bool(self._summed)):
+        if (self._done_passes or self._summed) and self._cleared.all_of(self._summed or self._written, arrived):
             self._drop_window()
+        if self._passes > 1 or not self.strategy.repeatable:
+            self._cleared.watch(arrived)
 
     def _backward_ended(self, task: int, reduce: bool) -> None:
         self._tasks.discard(task)

@@ -226,3 +226,118 @@ def _replaced(form: str, arguments: dict[str, Any]) -> None:
 )
 def test_parameters_that_were_put_into_param_groups_are_refused(form: str, arguments: dict[str, Any]) -> None:
     run_ranks(3, _replaced, form, arguments)
+
+
+def _squares(model: nn.Module, step: int, ranks: range, *, total: bool) -> None:
+    """A backward pass of a model of one parameter, each rank with a row of its own."""
+    inputs = torch.randn(3, 6, generator=torch.Generator().manual_seed(step)).double()
+    (model(inputs[ranks.start : ranks.stop]).square().sum() / (1 if total else len(ranks))).backward()
+
+
+def _one_parameter(form: str, arguments: dict[str, Any], clearing: str) -> float:
+    """Every second window is dropped, of which one is cut short if it has several passes."""
+    with joined():
+        torch.manual_seed(0)
+        model, alone = (nn.Linear(6, 4, bias=False).double() for _ in range(2))
+        alone.load_state_dict(model.state_dict())
+        optimizer, plain = _wrap(model, form, **arguments), torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
+        passes = arguments.get("backward_passes_per_step", 1)
+        for step in range(7):
+            _CLEARINGS[clearing](model)
+            plain.zero_grad()
+            for window in range(passes - (step == 2 and clearing != "zero")):
+                _squares(model, 10 * step + window, range(hvd.rank(), hvd.rank() + 1), total="op" in arguments)
+                _squares(alone, 10 * step + window, range(3), total="op" in arguments)
+            if step % 2:
+                optimizer.step()
+                plain.step()
+            elif step == 4 and clearing != "zero":  # the averages are there before step()
+                assert alone.weight.grad is not None and model.weight.grad is not None
+                if arguments.get("shard") is None and form == "DistributedOptimizer":
+                    torch.testing.assert_close(model.weight.grad, alone.weight.grad)
+        if form != "DistributedOptimizer":
+            optimizer.finish()
+        return float((model.weight - alone.weight).detach().abs().max())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("clearing", list(_CLEARINGS))
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [
+        ("DistributedOptimizer", {"op": hvd.Sum}),
+        ("DistributedOptimizer", {"backward_passes_per_step": 3}),
+        ("DistributedOptimizer", {"op": hvd.Sum, "backward_passes_per_step": 2}),
+        ("DistributedOptimizer", {"shard": "optimizer"}),
+        ("DistributedOptimizer", {"shard": "gradients"}),
+        ("BackupSteps", {"drop": 0}),
+    ],
+    ids=str,
+)
+def test_the_only_parameter_may_be_cleared(form: str, arguments: dict[str, Any], clearing: str) -> None:
+    if arguments.get("shard") == "gradients" and clearing == "zero":
+        clearing = "none"
+    assert max(run_ranks(3, _one_parameter, form, arguments, clearing)) < 1e-12
+
+
+def _unequal_windows() -> None:
+    """Before the gradients are cleared rank 0 has used one parameter, the others two: all begin a new window."""
+    with joined():
+        model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)).double()
+        optimizer = _wrap(model, "DistributedOptimizer", backward_passes_per_step=3)
+        inputs = torch.ones(1, 6).double()
+        for step in range(2):
+            sum((one(inputs).sum() for one in model[: 1 + (hvd.rank() > 0)]), torch.zeros(())).backward()
+            model.zero_grad()
+            for window in range(3):
+                assert optimizer.reduction_statistics().generations == step
+                _squares(model[0], window, range(hvd.rank(), hvd.rank() + 1), total=False)
+            assert optimizer.reduction_statistics().generations == step + 1
+            optimizer.zero_grad()
+
+
+def _only_one_of_two() -> None:
+    """A gradient that was not cleared is added to, whichever arrives first: refused, or the window goes on."""
+    with joined():
+        mine = range(hvd.rank(), hvd.rank() + 1)
+        for cleared in range(2):
+            for passes, op in ((1, hvd.Sum), (2, hvd.Average)):
+                model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 4, bias=False)).double()
+                optimizer = _wrap(model, "DistributedOptimizer", op=op, backward_passes_per_step=passes)
+                _squares(model, 0, mine, total=False)
+                list(model.parameters())[cleared].grad = None
+                if passes == 1:
+                    with pytest.raises(hvd.HorovodInternalError, match=r"call optimizer\.zero_grad"):
+                        _squares(model, 1, mine, total=False)
+                else:
+                    _squares(model, 1, mine, total=False)
+                    assert optimizer.reduction_statistics().generations == 1
+                optimizer.zero_grad()
+
+
+def _only_one_not_cleared() -> None:
+    """The only gradient was changed and not cleared: refused, or the window goes on."""
+    with joined():
+        mine = range(hvd.rank(), hvd.rank() + 1)
+        for retain in (False, True):  # with create_graph=True autograd adds into a new tensor
+            for passes, op in ((1, hvd.Sum), (2, hvd.Average)):
+                model = nn.Linear(6, 4, bias=False).double()
+                optimizer = _wrap(model, "DistributedOptimizer", op=op, backward_passes_per_step=passes)
+                _squares(model, 0, mine, total=False)
+                assert model.weight.grad is not None
+                model.weight.grad = model.weight.grad * 0.5
+                loss = model(torch.ones(1, 6).double()).square().sum()
+                if passes == 1:
+                    with pytest.raises(hvd.HorovodInternalError, match=r"call optimizer\.zero_grad"):
+                        loss.backward(create_graph=retain)
+                else:
+                    torch.autograd.grad(loss, [model.weight], retain_graph=True)  # accumulates nothing
+                    loss.backward(create_graph=retain)
+                    assert optimizer.reduction_statistics().generations == 1
+                optimizer.zero_grad()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", [_unequal_windows, _only_one_of_two, _only_one_not_cleared])
+def test_a_gradient_counts_as_cleared_by_what_it_was_before_the_pass(case: Callable[[], None]) -> None:
+    run_ranks(3, case)

@@ -116,6 +116,141 @@ def test_another_memory_format_changes_no_average_of_parameters(form: str) -> No
         torch.testing.assert_close(torch.tensor(one), torch.tensor(two), rtol=0, atol=1e-6)
 
 
+def _with_compression(arguments: dict[str, Any], when: int) -> list[float]:
+    """From one process, of parameters; before step `when` ranks 0 and 2 convert the model, before step 0 all ranks."""
+    with joined("hierarchical_uneven", check_replicas=1, fusion_bytes=512):
+        model, alone = _make(), _make()
+        optimizer, plain = _wrap(model, "SGD", compression=hvd.Compression.fp16, **arguments), _plain(alone, "SGD")
+        for step in range(5):
+            if step == when and (when == 0 or hvd.rank() != 1):
+                optimizer.zero_grad()
+                _last(model)
+            _step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+            _step(alone, plain, step, range(hvd.size()))
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        return [float((one - two).detach().abs().max()) for one, two in pairs]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize("shard", [None, "optimizer", "gradients"])
+def test_another_memory_format_changes_no_compressed_gradient(shard: str | None, when: int) -> None:
+    for found in run_ranks(3, _with_compression, {"shard": shard}, when):
+        assert 0 < max(found) < 1e-4  # of float16
+
+
+def _adasum(compression: str, when: int) -> list[float]:
+    """Parameters in the end; before step `when` ranks 0 and 2 convert the model, before step 0 all."""
+    with joined():
+        model = _make()
+        optimizer = _wrap(model, "SGD", op=hvd.Adasum, compression=getattr(hvd.Compression, compression))
+        for step in range(5):
+            if step == when and (when == 0 or hvd.rank() != 1):
+                _last(model)
+            _step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+        found: list[float] = torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
+        return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize(("compression", "tolerance"), [("none", 1e-10), ("fp16", 1e-4)])
+def test_another_memory_format_changes_no_adasum(compression: str, tolerance: float, when: int) -> None:
+    plain, converted = (torch.tensor(run_ranks(3, _adasum, compression, at)) for at in (-1, when))
+    assert torch.equal(converted, converted[0].expand_as(converted))
+    torch.testing.assert_close(converted, plain, rtol=0, atol=tolerance)
+
+
+def _one_after_another(when: int) -> list[float]:
+    """AsynchronousOptimizer, whose ranks step in turns, from a simulation of all ranks in one process."""
+    with joined():
+        model, all_of_them = _make(), [_make() for _ in range(3)]
+        optimizer = _wrap(model, "SGD", "AsynchronousOptimizer", staleness=4, servers=2)
+        plain = [_plain(one, "SGD") for one in all_of_them]
+        served = [one.detach().clone() for one in model.parameters()]
+        for step in range(4):
+            if step == when and (when == 0 or hvd.rank() != 1):
+                _last(model)
+            if step == 0:
+                optimizer.finish()  # all ranks agree on their parameters
+            for turn in range(3):
+                hvd.barrier()
+                mine = range(turn, turn + 1)
+                if hvd.rank() == turn:
+                    _step(model, optimizer, step, mine)
+                before = [one.detach().clone() for one in all_of_them[turn].parameters()]
+                _step(all_of_them[turn], plain[turn], step, mine)
+                for at, one in enumerate(all_of_them[turn].parameters()):
+                    served[at] += (one.detach() - before[at]) / 3
+                    one.data.copy_(served[at])
+        found = list(all_of_them[hvd.rank()].parameters())
+        differences = [float((a - b).detach().abs().max()) for a, b in zip(model.parameters(), found, strict=True)]
+        optimizer.finish()
+        pairs = zip(model.parameters(), served, strict=True)
+        return differences + [float((one - two).detach().abs().max()) for one, two in pairs]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("when", [0, 2])
+def test_another_memory_format_changes_no_served_value(when: int) -> None:
+    for found in run_ranks(3, _one_after_another, when):
+        assert max(found) < 1e-10
+
+
+def _without_the_last(when: int) -> list[float]:
+    """BackupSteps whose rank 2 is always late, from one process with the batches of ranks 0 and 1."""
+    with joined():
+        model, alone = _make(), _make()
+        optimizer, plain = _wrap(model, "SGD", "BackupSteps", drop=1), _plain(alone, "SGD")
+        for step in range(5):
+            if step == when and (when == 0 or hvd.rank() != 1):
+                optimizer.zero_grad()
+                _last(model)
+            if step == 0:
+                optimizer.finish()  # all ranks agree on their parameters
+            if hvd.rank() == 2:
+                hvd.barrier()
+            _step(model, optimizer, step, range(hvd.rank(), hvd.rank() + 1))
+            if hvd.rank() != 2:
+                hvd.barrier()
+            _step(alone, plain, step, range(2))
+        optimizer.finish()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        return [float((one - two).detach().abs().max()) for one, two in pairs]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("when", [0, 2])
+def test_another_memory_format_changes_no_average_of_the_first_gradients(when: int) -> None:
+    for found in run_ranks(3, _without_the_last, when):
+        assert max(found) < 1e-10
+
+
+def _planned_in_two_formats(form: str, arguments: dict[str, Any]) -> None:
+    """Rank 1 alone converts the model before the ranks agree on their parameters."""
+    with joined():
+        model = _make()
+        optimizer = _wrap(model, "SGD", form, **arguments)
+        if hvd.rank() == 1:
+            _last(model)
+        with pytest.raises(hvd.HorovodInternalError, match=r"(?s)0\.weight float64.* channels_last"):
+            _step(model, optimizer, 0, range(hvd.rank(), hvd.rank() + 1))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [
+        ("DistributedOptimizer", {"compression": hvd.Compression.fp16}),
+        ("AsynchronousOptimizer", {"staleness": 2}),
+        ("BackupSteps", {"drop": 1}),
+    ],
+    ids=["fp16", "AsynchronousOptimizer", "BackupSteps"],
+)
+def test_two_memory_formats_in_the_first_step_are_refused_by_name(form: str, arguments: dict[str, Any]) -> None:
+    run_ranks(3, _planned_in_two_formats, form, arguments)
+
+
 def _refused_state(form: str) -> None:
     """The shared values have an order that the parameters do not have any more when they are planned anew."""
     with joined():
