@@ -22,6 +22,7 @@ from hvdkit.config import read_settings
 from hvdkit.errors import ConfigError
 from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.agent.segments import list_open_files
+from hvdkit.launch.cli.command import list_names
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.launch.plan.resolve_hosts import is_own_address, resolve
 from hvdkit.tools.doctor.collect.mpi import read_hvdrun_mpi, read_launchers, read_library, try_srun, try_two_ranks
@@ -72,7 +73,7 @@ def read_fabrics(environ: Mapping[str, str]) -> FastNetworks:
     """List InfiniBand's and Slingshot's devices, and NCCL's plugins in the library path."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     plugins = [str(path) for folder in filter(None, folders) for path in sorted(Path(folder).glob("libnccl-net*.so*"))]
-    return FastNetworks(_list("/sys/class/infiniband"), _list("/sys/class/cxi"), tuple(plugins))
+    return FastNetworks(list_names("/sys/class/infiniband"), list_names("/sys/class/cxi"), tuple(plugins))
 
 
 def find_filesystem(path: str, mounts: Iterable[str] | None = None) -> str:
@@ -89,13 +90,6 @@ def find_filesystem(path: str, mounts: Iterable[str] | None = None) -> str:
         if inside and len(place) >= best:  # a later mount hides an earlier one
             best, kind = len(place), words[2]
     return kind
-
-
-def _list(folder: str) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(os.listdir(folder)))
-    except OSError:
-        return ()
 
 
 def _read(path: str) -> str:
