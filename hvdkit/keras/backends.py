@@ -1,4 +1,4 @@
-"""StrategyDriver, the interface to a backend of Keras: reduction of gradients inside a training step."""
+"""What differs between the backends of Keras: StrategyDriver, which reduces gradients inside a step, and functions."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hvdkit.engine.basics import Framework
 from hvdkit.engine.cores import count_cores
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.keras.loading import watch_fit
-from hvdkit.transport.nccl.groups import opened_version
+from hvdkit.transport.nccl import opened_version
 
 RECORDER.when_on(watch_fit)
 

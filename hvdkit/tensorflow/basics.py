@@ -9,7 +9,7 @@ from hvdkit.engine.cores import count_cores
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.tensorflow.arithmetic import TensorflowArithmetic
 from hvdkit.tensorflow.loading import watch_datasets
-from hvdkit.transport.nccl.groups import opened_version
+from hvdkit.transport.nccl import opened_version
 
 RECORDER.when_on(watch_datasets)
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import hvdkit
 from hvdkit.errors import HvdkitError
 from hvdkit.suggestion import did_you_mean
+from hvdkit.tools.installed import find_data
 
 _EXPLANATION = """\
 List the pages of the documentation, print one, or search all. The pages are those of the installed version.
@@ -54,17 +54,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_pages() -> dict[str, Path]:
-    """Find the pages, by name: those of the installed package, or of the checkout that contains hvdkit.
-
-    Raises HvdkitError if it finds none.
-    """
-    package = Path(hvdkit.__file__).parent
-    folders = (package / "documents", package.parent / "docs")
-    for folder in folders:
-        pages = {page.relative_to(folder).with_suffix("").as_posix(): page for page in folder.rglob("*.md")}
-        if pages:
-            return dict(sorted(pages.items()))
-    raise HvdkitError(f"no pages are installed; looked in {' and '.join(map(str, folders))}. Install hvdkit again.")
+    """Find the pages of the installed hvdkit, by name. Raises HvdkitError if there are none."""
+    folder, files = find_data("documents", "docs", "**/*.md")
+    return {page.relative_to(folder).with_suffix("").as_posix(): page for page in files}
 
 
 def title_of(page: Path) -> str:

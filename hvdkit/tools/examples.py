@@ -10,9 +10,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import hvdkit
 from hvdkit.errors import HvdkitError
 from hvdkit.suggestion import did_you_mean
+from hvdkit.tools.installed import find_data
 
 _EXPLANATION = """\
 List the example scripts, or write one into the current folder. Each is complete, shorter than 100 lines, and downloads
@@ -79,17 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_gallery() -> list[Example]:
-    """Find the examples: in the installed package, or in the checkout that contains hvdkit.
-
-    Raises HvdkitError if it finds none.
-    """
-    package = Path(hvdkit.__file__).parent
-    folders = (package / "examples", package.parent / "examples")
-    for folder in folders:
-        scripts = sorted(folder.glob("*.py"))
-        if scripts:
-            return [Example(script.stem, summary_of(script), str(script)) for script in scripts]
-    raise HvdkitError(f"no examples are installed; looked in {' and '.join(map(str, folders))}. Install hvdkit again.")
+    """Find the examples of the installed hvdkit. Raises HvdkitError if there are none."""
+    _, scripts = find_data("examples", "examples", "*.py")
+    return [Example(script.stem, summary_of(script), str(script)) for script in scripts]
 
 
 def summary_of(script: Path) -> str:

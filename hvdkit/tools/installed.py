@@ -1,4 +1,4 @@
-"""Versions of the frameworks and packages that are installed here, without importing them."""
+"""What is installed here: versions of the frameworks and packages, without importing them; data files of hvdkit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+import hvdkit
+from hvdkit.errors import HvdkitError
 
 #: The packages that contain a framework's module.
 PACKAGES_OF = {
@@ -75,3 +78,21 @@ def parse_torch_cuda(text: str) -> str:
 def _read_torch_version_file() -> str:
     path = find_package("torch", "torch/version.py")
     return path.read_text(errors="replace") if path is not None and path.is_file() else ""
+
+
+def find_data(name: str, cloned: str, pattern: str) -> tuple[Path, list[Path]]:
+    """Find files of hvdkit that are no code; returns their folder, and the files in order.
+
+    A wheel has the folder inside the package (setup.py puts it there). Without it, hvdkit is an editable install, whose
+    files are those of the clone. Raises HvdkitError if the folder has none.
+
+    name: of the folder in the package.
+    cloned: of the folder in the clone.
+    pattern: of the files, as of Path.glob().
+    """
+    package = Path(hvdkit.__file__).parent
+    folder = package / name if (package / name).is_dir() else package.parent / cloned
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise HvdkitError(f"no {name} are installed: {folder} has no {pattern}. Install hvdkit again.")
+    return folder, files

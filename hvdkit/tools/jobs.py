@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -38,6 +41,9 @@ examples:
   hvdkit stop 12345         end this job; `hvdkit jobs` lists your jobs
   hvdkit stop --now 12345   end it without time to save, like Ctrl-C
 """
+
+_NARROWEST = 80  # columns of a table
+_ONE_LINE = 10**6  # columns, for a reader that is no terminal: a job is one line
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,7 +100,8 @@ def list_jobs(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(jobs, indent=2))
     elif jobs:
-        print(format_jobs(jobs))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ONE_LINE
+        print(format_jobs(jobs, width))
     else:
         print("You have no running hvdrun job on this host.")
 
@@ -112,16 +119,27 @@ def describe_job(name: str, directory: str) -> dict[str, Any]:
     return described
 
 
-def format_jobs(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Write a table, one job a line."""
-    rows = [("JOB", "STATE", "RANKS", "HOSTS", "SINCE", "COMMAND")]
+def format_jobs(jobs: Sequence[Mapping[str, Any]], width: int = _ONE_LINE) -> str:
+    """Write a table, one job a line.
+
+    width: of the terminal; hosts and commands for which it has no room continue in the next line of their column.
+    """
+    from rich.console import Console  # importing rich takes longer than --version needs
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("JOB", "STATE", "RANKS", "HOSTS", "SINCE", "COMMAND"):
+        table.add_column(title, no_wrap=title not in ("HOSTS", "COMMAND"), overflow="fold")
     for job in jobs:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["since"])) if job["since"] is not None else "-"
         ranks = "-" if job["ranks"] is None else str(job["ranks"])
-        rows.append((job["name"], job["state"] or "-", ranks, _shorten(job["hosts"]), since, job["command"] or "-"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+        command = " ".join((job["command"] or "-").splitlines())
+        row = (job["name"], job["state"] or "-", ranks, _shorten(job["hosts"]), since, command)
+        table.add_row(*map(Text, row))
+    out = io.StringIO()
+    Console(file=out, width=max(_NARROWEST, width)).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _shorten(hosts: Sequence[str] | None) -> str:

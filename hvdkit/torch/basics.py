@@ -8,7 +8,7 @@ from hvdkit.engine.basics import Framework, local_rank
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.torch.loading import watch_loaders
 from hvdkit.torch.tensors import TorchArithmetic
-from hvdkit.transport.nccl.groups import opened_version
+from hvdkit.transport.nccl import opened_version
 
 RECORDER.when_on(watch_loaders)
 

@@ -40,6 +40,20 @@ def test_a_table_has_a_line_for_each_job() -> None:
     assert "a and 3 others" in third
 
 
+def test_a_table_loses_nothing_of_a_long_command() -> None:
+    hosts = [f"node{number}.cluster.example.org" for number in range(3)]
+    command = "python -c 'import t\nt.train([bold])'" + "".join(f" --option-{number}" for number in range(100))
+    job = {"name": "7", "state": "not responding", "ranks": 3, "hosts": hosts, "since": 0.0, "command": command}
+    _, line = format_jobs([job]).splitlines()
+    assert line.startswith("7    not responding  3") and line.endswith(f"  {command.replace(chr(10), ' ')}")
+    for width in (1, 100, 200):
+        head, *narrow = format_jobs([job], width).splitlines()
+        assert len(narrow) > 1 and max(map(len, narrow)) <= max(80, width), "continued in its column"
+        column = head.index("COMMAND")
+        assert "".join(part[column:] for part in narrow).replace(" ", "") == "".join(command.split())
+        assert narrow[0].split()[:4] == ["7", "not", "responding", "3"]
+
+
 SAVES = """
 def save(*_):
     print("saves", flush=True)
@@ -59,6 +73,8 @@ def test_a_job_is_listed_and_stopped(options: tuple[str, ...], script: str, code
         job = list_jobs()[name]
         assert (job["state"], job["ranks"], len(job["hosts"])) == ("running", 2, 1)
         assert job["since"] > 0 and sys.executable in job["command"]
+        (line,) = [each for each in run("jobs").stdout.splitlines() if each.split()[0] == name]
+        assert line.endswith(job["command"].splitlines()[-1])
         done = run("stop", *options, name)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"Job {name} has ended with exit code {code}.\n", "")
         assert hvdrun.wait(20) == code

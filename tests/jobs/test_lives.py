@@ -175,6 +175,24 @@ def test_a_job_waits_for_its_slots_and_not_for_ever(tmp_path: Path) -> None:
     assert "ran" not in output
 
 
+@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["with notes", "quiet"])
+def test_a_quiet_job_does_not_say_that_it_waits_for_slots(quiet: tuple[str, ...], tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/asked ] && echo localhost:2 || echo localhost:1\ntouch {tmp_path}/asked\n"
+    )
+    script.chmod(0o755)
+    options = ("-np", "2", *quiet, "--host-discovery-script", str(script))
+    with started(*options, command=("-c", "print('ran')")) as job:
+        output = job.end()
+    assert job.process.returncode == 0, output
+    notes = [line for line in output.splitlines() if line not in ("[0] ran", "[1] ran")]
+    if quiet:
+        assert notes == []
+    else:
+        assert notes[0].startswith("hvdrun: there is 1 slot, and 2 are needed (-np): waiting up to ")
+
+
 def test_too_few_slots_are_left_and_something_is_saved(tmp_path: Path) -> None:
     discovery = ("--host-discovery-script", hosts_script(tmp_path, "localhost:2"), "--elastic-timeout", "1")
     options = ("--elastic-restarts", "-np", "2", "--min-np", "2", *discovery, *kept(tmp_path / "kept"))

@@ -32,6 +32,32 @@ import subprocess, sys, torch
 subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"], check=True)
 """
 
+#: Lightning's Trainer on CPUs without `devices=`.
+TRAINS_BY_LIGHTNING = """
+import lightning, os, torch, hvdkit.lightning
+from pathlib import Path
+from torch.utils.data import DataLoader, TensorDataset
+
+class Regression(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, index):
+        return self.model(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+torch.set_num_threads(1)
+trainer = lightning.Trainer(
+    accelerator="cpu", strategy=STRATEGY, max_epochs=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Regression(), DataLoader(TensorDataset(torch.ones(12, 2)), 2))
+Path(os.environ["RANK"]).write_text(f"{trainer.world_size} ranks, {trainer.global_step} steps")
+"""
+
 
 def run(script: str, folder: Path, *options: str, stand_in: bool = True) -> list[str]:
     """Run it on 3 ranks; returns what hvdrun says. stand_in: an empty module takes torch's place."""
@@ -78,6 +104,27 @@ def test_ranks_that_trained_separately_are_reported(
 @pytest.mark.ranks
 def test_ranks_of_torch_distributed_have_met(tmp_path: Path) -> None:
     assert run(MEETS_BY_TORCH, tmp_path, stand_in=False) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("strategy", "devices", "trained", "said"),
+    [
+        ("auto", None, "1 ranks, 6 steps", [SEPARATE]),
+        ("auto", "3", "3 ranks, 2 steps", []),
+        ("hvdkit", None, "3 ranks, 2 steps", []),
+    ],
+    ids=["separate", "Lightning's variable", "hvdkit"],
+)
+def test_lightning_without_devices_on_cpus_is_reported_if_its_ranks_trained_separately(
+    strategy: str, devices: str | None, trained: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lightning")
+    if devices is not None:
+        monkeypatch.setenv("PL_TRAINER_DEVICES", devices)
+    assert run(TRAINS_BY_LIGHTNING.replace("STRATEGY", repr(strategy)), tmp_path, stand_in=False) == said
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == [trained] * 3
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hvdrun_job import command, environment, hvdrun, lines, wait_until
+from hvdrun_job import HVDRUN, command, environment, hvdrun, lines, wait_until
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.plan.job import AGENT
@@ -37,6 +37,46 @@ def test_rank_0_reads_stdin_to_its_end(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     whole, nothing = (f"{len(each)} {hashlib.sha256(each).hexdigest()}" for each in (data, b""))
     assert sorted(lines(done.stdout)) == [f"[0] {whole}", f"[1] {nothing}", f"[2] {nothing}"]
+
+
+@pytest.mark.ranks
+def test_a_script_from_stdin_is_rank_0s_and_the_other_ranks_run_an_empty_one() -> None:
+    script = b"import os, sys\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv, __name__)\n"
+    started = [*HVDRUN, "-np", "3", sys.executable, "-", "--lr", "1"]
+    done = subprocess.run(started, env=environment(), input=script, capture_output=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["[0] rank 0 of 3 ['-', '--lr', '1'] __main__"]
+    failed = subprocess.run(
+        started, env=environment(), input=b"raise SystemExit(7)\n", capture_output=True, timeout=100
+    )
+    assert failed.returncode == 7, "it was the script that ran"
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_script_from_stdin_waits_in_init_for_ranks_that_hvdrun_reports_as_ended() -> None:
+    script = b"import hvdkit.torch as hvd\nhvd.init()\nprint('never')\n"
+    process = subprocess.Popen(
+        [*HVDRUN, "-np", "2", "--stall-check-s", "1", sys.executable, "-"],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stderr is not None and process.stdout is not None
+    try:
+        process.stdin.write(script)
+        process.stdin.close()
+        report = process.stderr.readline().decode()
+        assert "hvd.init() has been waiting for" in report and "not by rank 1" in report
+        assert "rank 1 on" in (ended := process.stderr.readline().decode()) and "has ended, with exit code 0" in ended
+    finally:
+        process.terminate()
+        printed = process.stdout.read()
+        process.stdout.close()
+        process.stderr.close()
+        process.wait(60)
+    assert printed == b""
 
 
 @pytest.mark.ranks

@@ -22,6 +22,17 @@ def test_importing_hvdkit_brings_in_no_framework_and_no_mpi() -> None:
     assert not modules_after("import hvdkit") & (HEAVY | {"numpy", "rich"})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_importing_the_keras_adapter_loads_no_module_of_nccl(backend: str) -> None:
+    """On PyTorch they come with hvdkit.torch, which tests each tensor's device in an operation."""
+    pytest.importorskip(backend)
+    code = f"import os, sys\nos.environ['KERAS_BACKEND'] = '{backend}'\nimport hvdkit.keras\n"
+    code += "print(*(name for name in sys.modules if name.startswith('hvdkit.transport.nccl.')), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
+    assert "hvdkit.transport" not in done.stderr
+
+
 def test_using_a_public_name_brings_in_no_framework_and_no_mpi() -> None:
     assert not modules_after("import hvdkit; hvdkit.Config(); hvdkit.HvdkitError") & HEAVY
 

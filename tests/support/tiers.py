@@ -69,7 +69,7 @@ _JOBS = {
     "elastic jobs": "test_asynchronous_elastic test_elastic_keras test_elastic_world test_lives test_preemption",
     "jobs": "test_wrap test_wrap_keras test_wrapped_examples test_migrate_run test_torch_scripts test_keras_example "
     "test_tensorflow_example test_horovodrun test_run test_torchrun "
-    "test_jax_distribution",
+    "test_jax_distribution test_readme",
 }
 _GROUP_OF_FILE = {file: group for group, files in _JOBS.items() for file in files.split()}
 

@@ -36,6 +36,22 @@ def test_a_name_that_is_no_example_gets_the_nearest_one(capsys: pytest.CaptureFi
     assert "Did you mean pytorch_digits?" in capsys.readouterr().err
 
 
+def test_a_wheels_own_examples_are_those_of_the_package_and_none_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "site-packages" / "hvdkit"
+    (package / "examples").mkdir(parents=True)
+    (package.parent / "examples").mkdir()
+    (package.parent / "examples" / "of_another_package.py").write_text('"""Another package."""')
+    monkeypatch.setattr("hvdkit.__file__", str(package / "__init__.py"))
+    assert cli.main(["examples"]) == 2
+    assert f"no examples are installed: {package / 'examples'} has no *.py" in capsys.readouterr().err
+    (package / "examples" / "mine.py").write_text('"""Mine."""\n')
+    assert cli.main(["examples", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed == {"name": "mine", "summary": "Mine", "path": str(package / "examples" / "mine.py")}
+
+
 @pytest.mark.parametrize(
     ("name", "command"),
     [

@@ -9,7 +9,7 @@ import pkgutil
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hvdkit.errors import LaunchError
@@ -89,7 +89,7 @@ def _check_command(words: Sequence[str], *, module: bool, path: str) -> None:
     script = find_script(command)
     if script and not Path(script).is_file():
         folder = Path(script).parent
-        similar = did_you_mean(Path(script).name, _list(folder, ".py"))
+        similar = did_you_mean(Path(script).name, [name for name in list_names(folder) if name.endswith(".py")])
         what = "is a directory, not a script" if Path(script).is_dir() else f"does not exist in {folder.absolute()}"
         raise LaunchError(f"the script {script} {what}. Check the path.{similar}", code="script-missing")
     if script:
@@ -108,13 +108,13 @@ def _check_program(program: str, path: str) -> None:
                 f"{program} is not on PATH. For the file in this directory, write ./{program}.",
                 code="program-in-directory",
             )
-        names = (name for folder in path.split(os.pathsep) for name in _list(Path(folder)))
+        names = (name for folder in path.split(os.pathsep) for name in list_names(folder))
         raise LaunchError(
             f"the program {program} is not on PATH. Check the spelling.{did_you_mean(program, names)}",
             code="program-not-on-path",
         )
     if not Path(program).exists():
-        similar = did_you_mean(Path(program).name, _list(Path(program).parent))
+        similar = did_you_mean(Path(program).name, list_names(Path(program).parent))
         raise LaunchError(
             f"the program {program} does not exist (directory: {os.getcwd()}). Check the path.{similar}",
             code="program-missing",
@@ -162,8 +162,9 @@ def _find_top(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def _list(folder: Path, suffix: str = "") -> Iterable[str]:
+def list_names(folder: str | Path) -> tuple[str, ...]:
+    """List the names in a folder, in order; none if it does not exist or cannot be read."""
     try:
-        return [each.name for each in os.scandir(folder) if each.name.endswith(suffix)]
+        return tuple(sorted(os.listdir(folder)))
     except OSError:
-        return []
+        return ()

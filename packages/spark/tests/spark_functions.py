@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -32,6 +33,11 @@ def describe(extra: int, *, fails: str = "") -> dict[str, Any]:
         "total": float(total),
         "transport": hvd.describe(),
         "variable": os.environ.get("SPARK_TEST"),
+        "horovod": {
+            name: value
+            for name, value in os.environ.items()
+            if re.fullmatch(r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME)", name)
+        },
         "process": os.getpid(),
         "parent": os.getppid(),
     }

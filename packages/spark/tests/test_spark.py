@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,18 @@ def test_a_function_runs_on_ranks_and_leaves_nothing(spark: Any) -> None:
     assert [(each["rank"], each["size"], each["local_rank"]) for each in found] == [(0, 2, 0), (1, 2, 1)]
     assert {each["total"] for each in found} == {21.0}
     assert {each["variable"] for each in found} == {"as it is"}
+    assert [each["horovod"] for each in found] == [
+        {
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": "2",
+            "HOROVOD_LOCAL_RANK": str(rank),
+            "HOROVOD_LOCAL_SIZE": "2",
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+            "HOROVOD_HOSTNAME": socket.gethostname(),
+        }
+        for rank in range(2)
+    ]
     assert all("shared_memory transport" in each["transport"] for each in found), found
     assert not any(alive(each["process"]) for each in found)
 

@@ -21,6 +21,7 @@ import hvdkit
 from hvdkit.errors import HvdkitError
 from hvdkit.launch.agent.host_info import allowed_cpus, read_interfaces
 from hvdkit.launch.agent.shm_cleanup import list_open_files
+from hvdkit.launch.detect.command import list_names
 from hvdkit.launch.detect.hosts import is_own_address, resolve
 from hvdkit.launch.plan.network import InterfaceAddress, parse_interfaces
 from hvdkit.package_settings import read_all_settings
@@ -72,7 +73,7 @@ def read_fabrics(environ: Mapping[str, str]) -> FastNetworks:
     """List InfiniBand's and Slingshot's devices, and NCCL's plugins in the library path."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     plugins = [str(path) for folder in filter(None, folders) for path in sorted(Path(folder).glob("libnccl-net*.so*"))]
-    return FastNetworks(_list("/sys/class/infiniband"), _list("/sys/class/cxi"), tuple(plugins))
+    return FastNetworks(list_names("/sys/class/infiniband"), list_names("/sys/class/cxi"), tuple(plugins))
 
 
 def find_filesystem(path: str, mounts: Iterable[str] | None = None) -> str:
@@ -89,13 +90,6 @@ def find_filesystem(path: str, mounts: Iterable[str] | None = None) -> str:
         if inside and len(place) >= best:  # a later mount hides an earlier one
             best, kind = len(place), words[2]
     return kind
-
-
-def _list(folder: str) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(os.listdir(folder)))
-    except OSError:
-        return ()
 
 
 def _read(path: str) -> str:
