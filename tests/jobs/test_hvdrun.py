@@ -202,7 +202,15 @@ def test_a_rank_that_is_done_early_does_not_end_the_others(tmp_path: Path) -> No
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize(("transport", "sets"), [("auto", ""), ("gloo", ""), ("mpi", ""), ("auto", "[[1, 2]]")])
+@pytest.mark.parametrize(
+    ("transport", "sets"),
+    [
+        ("auto", ""),
+        pytest.param("gloo", "", marks=pytest.mark.slow),
+        pytest.param("mpi", "", marks=pytest.mark.slow),
+        pytest.param("auto", "[[1, 2]]", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_ends_its_script_while_the_others_shut_down_keeps_none_of_them(transport: str, sets: str) -> None:
     init = f"hvd.init(process_sets={sets})" if sets else "hvd.init()"
     script = f"import hvdkit.torch as hvd; {init}; rank == 0 and sys.exit(0); hvd.shutdown(); print('done')"
