@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -145,6 +146,24 @@ def _seeds() -> None:
     """The same random numbers in each test, whichever run before it."""
     random.seed(0)
     np.random.seed(0)
+
+
+#: Files of tests/unit that start programs nevertheless, to read what they print. The list may only get shorter.
+_START_PROGRAMS = {"test_available", "test_commands", "test_horovod_flags", "test_launchers", "test_peers"}
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of tests/unit that starts a process fails: it belongs to tests/jobs."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        pytest.fail(f"a test of tests/unit starts a process ({args[:1]}); move it to tests/jobs")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "unit" in request.path.parts and request.path.stem not in _START_PROGRAMS:
+            for module, name in ((subprocess, "Popen"), (os, "fork"), (os, "posix_spawn")):
+                patch.setattr(module, name, refuse)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

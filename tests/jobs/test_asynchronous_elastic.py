@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from elastic_job import started
 
+pytestmark = pytest.mark.group("elastic jobs")
+
 _SCRIPT = Path(__file__).parents[1] / "support" / "asynchronous_elastic_script.py"
 
 

@@ -15,7 +15,7 @@ from elastic_job import started, train_and_kill
 from hvdrun_job import ROOT, environment
 from keras_ranks import PACKAGES
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400), pytest.mark.group("elastic jobs")]
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "keras_elastic_script.py")
 TORCH_LOOP = (

@@ -12,7 +12,7 @@ from elastic_job import started, train_and_kill
 from elastic_world_script import diloco_reference, reference
 from hvdrun_job import ROOT
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.group("elastic jobs")]
 
 SCRIPT = ROOT / "tests" / "support" / "elastic_world_script.py"
 MAKER = ROOT / "tests" / "support" / "dying_maker_script.py"

@@ -37,7 +37,12 @@ def _run(setting: int, before: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("setting", "before", "frozen"), [(1, "", "True"), (0, "", "False"), (1, "gc.disable()", "False")]
+    ("setting", "before", "frozen"),
+    [
+        pytest.param(1, "", "True", marks=pytest.mark.slow),
+        (0, "", "False"),
+        pytest.param(1, "gc.disable()", "False", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_there_at_the_first_init_is_frozen_and_later_garbage_is_collected(
     setting: int, before: str, frozen: str

@@ -12,7 +12,7 @@ from engines import require_horovod
 from gallery import ENOUGH
 from rank_job import ON_ONE_MACHINE
 
-pytestmark = [pytest.mark.ranks, pytest.mark.horovod_core]
+pytestmark = [pytest.mark.ranks, pytest.mark.horovod_core, pytest.mark.group("jobs")]
 
 ROOT = Path(__file__).parents[2]
 PYTORCH = str(ROOT / "examples" / "pytorch_digits.py")

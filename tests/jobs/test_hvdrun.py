@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from cases import product
 from hvdrun_job import (
     HVDRUN,
     RANK,
@@ -62,7 +63,7 @@ def test_each_rank_has_a_full_log_and_the_folder_is_made(tmp_path: Path) -> None
         assert sorted(lines((folder / f"rank.{rank}.log").read_bytes())) == ["err", f"out {rank}"]
 
 
-@pytest.mark.parametrize("code", [1, 3, 255])
+@pytest.mark.parametrize("code", [pytest.param(1, marks=pytest.mark.slow), 3, 255])
 def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
     done = hvdrun(3, f"if rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
     assert done.returncode == code, done.stderr.decode()
@@ -151,8 +152,14 @@ def test_a_rank_that_raises_before_init_ends_those_that_wait_in_it(starts_mpi: b
     assert b"rank 1 was there" not in done.stderr
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("stream", "together"),
+    product(
+        ["stdout", "stderr"],
+        [False, True],
+        quick=lambda stream, together: (stream == "stderr") == together,
+    ),
+)
 def test_the_last_lines_of_a_failed_rank_are_shown_once(stream: str, together: bool) -> None:
     """Where the verdict is: beside it, or above where they came by."""
     script = f"if rank == 1: print('why it failed', file=sys.{stream}); sys.exit(3)\ntime.sleep(60)"
@@ -202,7 +209,15 @@ def test_a_rank_that_is_done_early_does_not_end_the_others(tmp_path: Path) -> No
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize(("transport", "sets"), [("auto", ""), ("gloo", ""), ("mpi", ""), ("auto", "[[1, 2]]")])
+@pytest.mark.parametrize(
+    ("transport", "sets"),
+    [
+        ("auto", ""),
+        pytest.param("gloo", "", marks=pytest.mark.slow),
+        pytest.param("mpi", "", marks=pytest.mark.slow),
+        pytest.param("auto", "[[1, 2]]", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_ends_its_script_while_the_others_shut_down_keeps_none_of_them(transport: str, sets: str) -> None:
     init = f"hvd.init(process_sets={sets})" if sets else "hvd.init()"
     script = f"import hvdkit.torch as hvd; {init}; rank == 0 and sys.exit(0); hvd.shutdown(); print('done')"

@@ -93,7 +93,7 @@ def check_weights(folder: Path, ranks: int, parts: int, alone: Mapping[str, Any]
             np.testing.assert_allclose(weight, alone[name], rtol=0, atol=1e-6)
 
 
-pytestmark = pytest.mark.timeout(320)
+pytestmark = [pytest.mark.timeout(320), pytest.mark.group("jobs")]
 
 
 @pytest.mark.slow

@@ -64,7 +64,12 @@ signal.signal(signal.SIGTERM, save)
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("options", "script", "code"), [((), SAVES, 75), ((), "", 143), (("--now",), "", 130)], ids=["75", "143", "130"]
+    ("options", "script", "code"),
+    [
+        pytest.param((), SAVES, 75, id="75", marks=pytest.mark.slow),
+        pytest.param((), "", 143, id="143"),
+        pytest.param(("--now",), "", 130, id="130", marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_is_listed_and_stopped(options: tuple[str, ...], script: str, code: int) -> None:
     with started(2, script + SLEEP) as hvdrun:

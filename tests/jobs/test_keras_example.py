@@ -14,6 +14,8 @@ import pytest
 from gallery import ENOUGH, EPOCHS
 from keras_ranks import PACKAGES
 
+pytestmark = pytest.mark.group("jobs")
+
 HERE = Path(__file__).parents[1] / "support"
 DIGITS = str(HERE.parents[1] / "examples" / "keras_digits.py")
 
@@ -27,6 +29,7 @@ def start(folder: Path, backend: str, launcher: list[str], *options: str) -> sub
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_the_digits_are_learned_on_two_ranks(tmp_path: Path, backend: str, engine: str) -> None:

@@ -100,13 +100,13 @@ def wait_for_gradients_in_a_thread(transport: SharedMemoryTransport, end: Callab
 
 
 Wait = Callable[[SharedMemoryTransport, Callable[[], None]], None]
-WAITS: list[Wait] = [
+WAITS = [
     wait_for_a_bucket,
-    wait_for_a_reduce_scatter,
-    wait_for_an_all_gather,
+    pytest.param(wait_for_a_reduce_scatter, marks=pytest.mark.slow),
+    pytest.param(wait_for_an_all_gather, marks=pytest.mark.slow),
     wait_in_allreduce,
     wait_for_gradients,
-    wait_for_gradients_in_a_thread,
+    pytest.param(wait_for_gradients_in_a_thread, marks=pytest.mark.slow),
 ]
 
 

@@ -12,7 +12,7 @@ from elastic_job import Job, started
 from elastic_world_script import reference
 from hvdrun_job import ROOT, descendants
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.group("elastic jobs")]
 
 DIGITS = ROOT / "examples" / "pytorch_resumable_digits.py"
 SCRIPT = ROOT / "tests" / "support" / "elastic_world_script.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.group("elastic jobs")]
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "pytorch_resumable_digits.py"
@@ -27,6 +27,7 @@ def start(folder: Path, ranks: int, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_and_then_told_to_end_goes_on_each_time_at_last_on_more_ranks(tmp_path: Path) -> None:
     saved = tmp_path / "checkpoints"
     killed = start(tmp_path, 2, "--epochs", "100000", "--every", "0.2")

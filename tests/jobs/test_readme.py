@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hvdrun_job import HVDRUN, ROOT, environment
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.group("jobs")]
 
 RANKS = 3
 #: What the scripts of the README have before and after the lines that it shows. Each rank draws its own first model,

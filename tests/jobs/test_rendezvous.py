@@ -281,8 +281,15 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("joined", [True, False], ids=["joined", "before it was joined"])
-@pytest.mark.parametrize("watched", [True, False], ids=["watched", ""])
+@pytest.mark.parametrize(
+    ("watched", "joined"),
+    [
+        pytest.param(True, True, id="watched-joined"),
+        pytest.param(True, False, id="watched-before it was joined", marks=pytest.mark.slow),
+        pytest.param(False, True, id="-joined", marks=pytest.mark.slow),
+        pytest.param(False, False, id="-before it was joined"),
+    ],
+)
 def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: bool, joined: bool) -> None:
     looked = 0
 

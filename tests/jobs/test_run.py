@@ -17,6 +17,8 @@ from hvdkit.launch.function_results import Result, find_last, give_results
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.run_api import launch, run
 
+pytestmark = pytest.mark.group("jobs")
+
 
 def result(rank: int, seconds: float, error: Exception | None = None, value: Any = None) -> Result:
     outcome = FunctionOutcome(value) if error is None else describe_error(error, pickle.dumps)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.group("jobs")
+
 DIGITS = str(Path(__file__).parents[2] / "examples" / "tensorflow2_digits.py")
 
 

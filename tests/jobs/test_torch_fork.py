@@ -29,7 +29,13 @@ def _run(case: str, progress: str, job: Path = TESTS / "fork_job.py") -> subproc
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("case", "progress"), [("workers", "thread"), ("workers", "inline"), ("fork", "thread"), ("calls", "inline")]
+    ("case", "progress"),
+    [
+        pytest.param("workers", "thread", marks=pytest.mark.slow),
+        pytest.param("workers", "inline", marks=pytest.mark.slow),
+        pytest.param("fork", "thread", marks=pytest.mark.slow),
+        ("calls", "inline"),
+    ],
 )
 def test_forked_workers_come_and_go(case: str, progress: str) -> None:
     done = _run(case, progress)

@@ -18,7 +18,11 @@ SCRIPTS = Path(__file__).parents[1] / "support" / "torchrun_scripts"
 TIMEOUT_S = 100
 NEEDS = {"accelerated.py": "accelerate", "lightning_fit.py": "lightning"}
 
-pytestmark = [pytest.mark.ranks, pytest.mark.native("the scripts reduce by torch's own Gloo, or by hvdkit's backend")]
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.native("the scripts reduce by torch's own Gloo, or by hvdkit's backend"),
+    pytest.mark.group("jobs"),
+]
 
 
 def run_script(name: str, ranks: int, *options: str, **variables: str) -> list[dict[str, Any]]:
@@ -49,7 +53,7 @@ def check_reports(reports: list[dict[str, Any]], ranks: int) -> None:
     ("name", "ranks"),
     [
         ("ddp.py", 3),
-        ("fsdp2.py", 2),
+        pytest.param("fsdp2.py", 2, marks=pytest.mark.slow),
         pytest.param("accelerated.py", 2, marks=pytest.mark.slow),
         pytest.param("lightning_fit.py", 2, marks=pytest.mark.slow),
     ],

@@ -22,7 +22,7 @@ DIGITS = str(ROOT / "examples" / "pytorch_digits.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TIMEOUT_S = 120
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.group("jobs")]
 
 
 def write(tmp_path: Path, program: str) -> str:
@@ -52,7 +52,7 @@ def expect_digits(done: subprocess.CompletedProcess[str], last: str) -> None:
     assert len(re.findall(r"epoch \d+  loss ", done.stdout)) == EPOCHS
 
 
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_the_digits_are_learned_under_torchrun(tmp_path: Path, transport: str) -> None:
     name = "shared_memory" if transport == "auto" else transport
     done = torchrun(tmp_path, DIGITS, *ENOUGH, "--checkpoint", "digits.pt", HVDKIT_TRANSPORT=transport)
@@ -60,6 +60,7 @@ def test_the_digits_are_learned_under_torchrun(tmp_path: Path, transport: str) -
     assert set(torch.load(tmp_path / "digits.pt")) == {"model", "optimizer"}
 
 
+@pytest.mark.slow
 def test_torchruns_plain_form_works_and_so_does_the_scripts_own_group(tmp_path: Path) -> None:
     program = """
 import torch.distributed as dist
@@ -86,6 +87,7 @@ assert hvd.allgather_object(hvd.rank()) == [0, 1]
         assert sorted(done.stdout.splitlines()) == [f"rank {rank} {rank} True False True" for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_starts_again_find_each_other_and_not_the_old_ones(tmp_path: Path) -> None:
     program = """
 hvd.init()
@@ -115,6 +117,7 @@ for step in range(10_000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_torchrun_ends_with_the_rank_that_was_killed(tmp_path: Path, transport: str) -> None:
     done = torchrun(tmp_path, "--max-restarts", "0", write(tmp_path, STEPS), HVDKIT_TRANSPORT=transport)
@@ -164,6 +167,7 @@ def _variables(rank: int, size: int, port: int) -> dict[str, str]:
     return {"HVDKIT_ENGINE": "native"} | {f"HOROVOD_{name}": str(value) for name, value in values.items()}
 
 
+@pytest.mark.slow
 def test_the_digits_are_learned_with_horovodruns_variables(tmp_path: Path) -> None:
     with horovod_ranks(2, [sys.executable, DIGITS, *ENOUGH], tmp_path) as ranks:
         out, errors = zip(*(rank.communicate(timeout=TIMEOUT_S) for rank in ranks), strict=True)
@@ -171,7 +175,7 @@ def test_the_digits_are_learned_with_horovodruns_variables(tmp_path: Path) -> No
     assert "2 ranks on 1 host (localhost: 2), shared_memory transport" in out[0]
 
 
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.slow), "gloo"])
 def test_a_lost_rank_is_named_where_nobody_ends_the_others(tmp_path: Path, transport: str) -> None:
     command = [sys.executable, write(tmp_path, STEPS)]
     with horovod_ranks(3, command, tmp_path, HVDKIT_TRANSPORT=transport) as ranks:

@@ -127,10 +127,10 @@ MPI = {"library", "doubling", "halving", "pieces"}
     [
         pytest.param(2, "mpi", MPI, marks=pytest.mark.slow),
         (3, "mpi", MPI),
-        (5, "mpi", MPI),
+        pytest.param(5, "mpi", MPI, marks=pytest.mark.slow),
         (4, "hierarchical_round_robin", MPI),
         pytest.param(4, "hierarchical_uneven", MPI, marks=pytest.mark.slow),
-        (3, "gloo", {"library", "pieces"}),
+        pytest.param(3, "gloo", {"library", "pieces"}, marks=pytest.mark.slow),
     ],
 )
 def test_every_algorithm_of_a_transport(size: int, transport: str, able: set[str]) -> None:
@@ -166,6 +166,7 @@ def more_than_a_window(transport: Transport) -> None:
     between.algorithm = "auto"
 
 
+@pytest.mark.slow
 def test_a_bucket_of_many_segments() -> None:
     run_ranks(3, more_than_a_window, transport="mpi")
 

@@ -73,12 +73,14 @@ def on_ranks(transport: str) -> list[bool]:
         return [hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported(), hvd.is_homogeneous()]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_use_mpi_and_the_script_may_too() -> None:
     assert run_ranks(2, on_ranks, "auto") == [[True, False, True, True]] * 2
     assert run_ranks(3, on_ranks, "mpi") == [[True, False, True, True]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_that_use_gloo_say_so() -> None:
     assert run_ranks(2, on_ranks, "gloo") == [[False, True, False, True]] * 2
@@ -96,7 +98,10 @@ def test_one_process_uses_no_mpi() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("before", ["import mpi4py; mpi4py.rc.initialize = False", "hvd.mpi_built()"])
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param("import mpi4py; mpi4py.rc.initialize = False", marks=pytest.mark.slow), "hvd.mpi_built()"],
+)
 def test_mpi_is_ended_properly_whoever_loaded_it(before: str) -> None:
     program = (
         f"import hvdkit.torch as hvd\n{before}\nhvd.init(transport='mpi'); hvd.barrier(); print('size', hvd.size())"

@@ -63,7 +63,7 @@ def run_case(folder: Path, framework: str, planted: tuple[str, ...]) -> Verdict:
 @pytest.mark.parametrize(
     ("planted", "causes"),
     [
-        ("", None),
+        pytest.param("", None, marks=pytest.mark.slow),
         ("same-samples rate-scaled-twice left-out", None),
         ("rate-scaled-for-nothing batch-norm", None),
         ("no-broadcast", None),

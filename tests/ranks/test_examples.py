@@ -32,8 +32,13 @@ def test_a_plain_script_is_short_and_knows_nothing_of_hvdkit(example: Path) -> N
     assert "hvd" not in example.read_text()
 
 
+#: The quick tier has one example of PyTorch's averages, the one of a simulation, and Lightning's.
+QUICK = {"pytorch_regression.py", "pytorch_simulation.py", "lightning_digits.py"}
+
+
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.keras("torch")] if name.startswith("keras") else []
+    marks = [] if name in QUICK else [pytest.mark.slow]
+    return [*marks, pytest.mark.keras("torch")] if name.startswith("keras") else marks
 
 
 @pytest.mark.ranks
@@ -47,6 +52,7 @@ def test_an_example_learns_on_two_ranks(name: str) -> None:
     assert second == "" or name == "pytorch_two_models.py", "only rank 0 prints"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("ranks", "last_epoch", "wished"),

@@ -121,6 +121,20 @@ CALLS: list[Call] = [small_allreduce, large_allreduce, half_allreduce, allgather
 CALLS += [reduce_scatter, all_gather, small_and_large_messages, large_messages_to_rank_one]
 
 
+#: The quick tier has a collective, buckets and a message.
+QUICK = (small_allreduce, buckets, message)
+LOSSES = [
+    pytest.param(
+        call,
+        shared,
+        id=f"{call.__name__}-{'shared_memory' if shared else 'gloo'}",
+        marks=[] if call in QUICK and (call, shared) != (message, True) else [pytest.mark.slow],
+    )
+    for call in CALLS
+    for shared in (False, True)
+]
+
+
 def lose_rank_one(group: PipeTransport, call: Call, shared: bool, folder: Path) -> str:
     """The error of a rank that waits for rank 1; it stays until the other one has its error too."""
     base = open_over(group)
@@ -148,8 +162,7 @@ def stay(group: PipeTransport, folder: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shared_memory"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "shared"), LOSSES)
 def test_a_killed_rank_is_noticed_and_named_by_all_others(call: Call, shared: bool, tmp_path: Path) -> None:
     answers = run_piped(3, lose_rank_one, call, shared, tmp_path)
     assert answers[1] is None

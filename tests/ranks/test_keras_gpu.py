@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_gradients_of_jax_stay_on_the_gpu() -> None:
     run_check(2, "jax", "keras_gpu:train", {"global_clipnorm": 0.05})
 

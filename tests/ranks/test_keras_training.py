@@ -106,6 +106,7 @@ def _check_compiled(backend: str, way: int) -> None:
     run_check(2, backend, "keras_steps:jit_compile", way, timeout=_TRACING, env=env)
 
 
+@pytest.mark.slow
 @each_backend
 def test_a_compiled_step(backend: str) -> None:
     _check_compiled(backend, 0)

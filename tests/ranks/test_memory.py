@@ -76,7 +76,7 @@ def _over(transport: str) -> int:
     return peak - before - 5 * sum(one.nbytes for one in model.parameters())
 
 
-@pytest.mark.parametrize("over", ["shared_memory", "mpi"])
+@pytest.mark.parametrize("over", ["shared_memory", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_a_rank_takes_at_most_150_mb_beside_its_tensors_and_buckets(over: str) -> None:
     assert max(run_ranks(2, _over, over, fresh=True, timeout=90)) < 150 * MB
 
@@ -93,7 +93,10 @@ def _growth(transport: str, steps: int) -> int:
         return _taken() - before
 
 
-@pytest.mark.parametrize("over", ["shared_memory", "mpi", "hierarchical_round_robin"])
+@pytest.mark.parametrize(
+    "over",
+    ["shared_memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "hierarchical_round_robin"))],
+)
 def test_training_on_takes_no_more_memory(over: str) -> None:
     assert max(run_ranks(2, _growth, over, 200, timeout=60)) < 5 * MB
 
@@ -125,6 +128,7 @@ def _cycles(progress: str) -> tuple[dict[str, int], dict[str, int], int]:
     return before, after, grown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_joining_growing_and_leaving_again_and_again_leaves_nothing_behind(progress: str) -> None:
     for before, after, grown in run_ranks(2, _cycles, progress, timeout=60, fresh=True):
@@ -150,6 +154,7 @@ def _replace(progress: str) -> tuple[dict[str, int], dict[str, int], int]:
         return before, _held(), len(hooks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 def test_an_optimizer_that_is_thrown_away_goes_with_all_it_had(progress: str) -> None:
     for before, after, hooks in run_ranks(2, _replace, progress, timeout=60, fresh=True):

@@ -68,6 +68,7 @@ def _everything(level: str, transport: str) -> str:
     return granted
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
 def test_calls_take_turns_where_mpi_wants_that(transport: str) -> None:
@@ -107,6 +108,7 @@ def _sets_beside_operations(transport: str) -> int:
     return SETS
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("transport", ["mpi", "hierarchical_pairs"])
 def test_process_sets_are_made_beside_operations_where_calls_take_turns(transport: str) -> None:

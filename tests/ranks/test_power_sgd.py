@@ -42,12 +42,14 @@ def test_matrices_of_its_rank_are_sent_whole_in_the_bytes_of_the_rank(
         assert FACTORS + EXACT <= total < FACTORS + EXACT + 500  # tensors begin at cache lines; one number marks each
 
 
+@pytest.mark.slow
 @pytest.mark.keras("tensorflow")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_matrices_of_tensorflow(mode: str) -> None:
     run_check(3, "tensorflow", "low_rank:with_tensorflow", mode)
 
 
+@pytest.mark.slow
 @each_backend
 def test_matrices_of_keras(backend: str) -> None:
     run_check(2, backend, "low_rank:with_keras")

@@ -30,7 +30,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_operations_are_those_of_gloo(body: Callable[[], None], size: int) -> None:
     run_ranks(size, body)
 

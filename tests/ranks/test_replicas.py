@@ -113,6 +113,7 @@ def test_one_bit_on_one_rank_is_found_by_the_next_check() -> None:
     assert run_ranks(3, _trains, False) == ["", "", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @each_backend
 def test_fit_finds_it_too(backend: str) -> None:

@@ -47,7 +47,7 @@ def _at_their_own_pace(transport: Transport) -> None:
             assert (numbers.array == turn + turn % transport.size).all()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_slots_are_whole_until_everyone_has_read_them(size: int) -> None:
     run_ranks(size, _at_their_own_pace, transport="shared_memory")
 
@@ -77,7 +77,9 @@ def _reduce_everything() -> None:
         assert hvd.broadcast(torch.tensor([rank, 5]), root).tolist() == [root, 5]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_small_operations_give_what_large_ones_give(size: int) -> None:
     _on(size, _reduce_everything)
 
@@ -107,7 +109,7 @@ def _mixed(seed: int) -> None:
     hvd.barrier()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_that_wait_and_ranks_that_do_not_meet(size: int) -> None:
     for seed in range(3):
         _on(size, _mixed, seed)
@@ -131,7 +133,7 @@ def _threads_in_any_order() -> None:
     assert len(good) == 160
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_threads_of_a_rank_do_small_operations_at_once(size: int) -> None:
     _on(size, _threads_in_any_order)
 

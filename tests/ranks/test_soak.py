@@ -41,6 +41,7 @@ def _play(round_: Round) -> None:
 
 
 # What Hypothesis draws it can also make smaller: a failure is shown as the smallest round that fails.
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.randoms(use_true_random=False))
 def test_whatever_hypothesis_draws_gives_what_numpy_says(dice: Random) -> None:

@@ -30,6 +30,8 @@ from hvdkit.transport.api import Transport
 pytestmark = pytest.mark.native("Horovod does its operations itself")
 
 OVERS = ["mpi", "shared_memory", "hierarchical_pairs", "gloo"]
+#: Over a hierarchical transport an operation is one over shared memory, then one over MPI.
+HIERARCHICAL = pytest.param("hierarchical_pairs", marks=pytest.mark.slow)
 
 
 def _together(action: Callable[[Transport, Sequence[int]], Any]) -> Any:
@@ -111,7 +113,7 @@ def _fails_on_one(over: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("over", OVERS)
+@pytest.mark.parametrize("over", ["mpi", "shared_memory", HIERARCHICAL, "gloo"])
 def test_an_error_of_one_rank_is_told_to_all(over: str) -> None:
     for found in run_ranks(3, _fails_on_one, over, timeout=90):
         assert len(found) == len(FAILURES)
@@ -166,7 +168,7 @@ def _hangs(over: str, folder: Path) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize("over", OVERS)
+@pytest.mark.parametrize("over", ["mpi", "shared_memory", HIERARCHICAL, "gloo"])
 def test_a_rank_that_hangs_in_an_operation_is_named_and_the_wait_ends(over: str, tmp_path: Path) -> None:
     for text in run_ranks(3, _hangs, over, tmp_path, timeout=60):
         assert "broadcast_parameters" in text and "has been running" in text and "aborted after" in text

@@ -20,11 +20,11 @@ TRACED_ALIKE = pytest.mark.native("on Horovod's core all ranks trace the same gr
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param("missing_gradients", marks=TRACED_ALIKE),
-        "different_models",
-        pytest.param("adasum", marks=pytest.mark.native("Horovod's Adasum is for powers of two")),
-        "batch_normalization",
-        pytest.param("joined_too_early", marks=OWN_WORDS),
+        pytest.param("missing_gradients", marks=[TRACED_ALIKE, pytest.mark.slow]),
+        pytest.param("different_models", marks=pytest.mark.slow),
+        pytest.param("adasum", marks=[pytest.mark.native("Horovod's Adasum is for powers of two"), pytest.mark.slow]),
+        pytest.param("batch_normalization", marks=pytest.mark.slow),
+        pytest.param("joined_too_early", marks=[OWN_WORDS, pytest.mark.slow]),
         pytest.param("two_threads", marks=pytest.mark.native("Horovod's core has no buckets")),
     ],
 )
@@ -32,6 +32,7 @@ def test_in_either_mode(check: str, mode: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_behaviour:{check}", mode, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [
@@ -57,7 +58,12 @@ def test_a_step_that_fails_in_the_middle_ends_the_job_with_a_word() -> None:
 
 @pytest.mark.native("Horovod imports what looks for other frameworks")
 @pytest.mark.parametrize(
-    ("adapter", "other"), [("torch", "tensorflow"), ("tensorflow", "torch"), ("tensorflow", "tensorflow")]
+    ("adapter", "other"),
+    [
+        pytest.param("torch", "tensorflow", marks=pytest.mark.slow),
+        pytest.param("tensorflow", "torch", marks=pytest.mark.slow),
+        ("tensorflow", "tensorflow"),
+    ],
 )
 def test_an_adapter_needs_its_own_framework_alone(adapter: str, other: str) -> None:
     code = f"import sys; sys.modules['{other}'] = None; import hvdkit.{adapter} as hvd; hvd.init(); print(hvd.size())"

@@ -23,6 +23,7 @@ def _check(size: int, file: str, check: str, *args: Any) -> None:
     run_check(size, "tensorflow", "tensorflow_gpu:on_gpu", file, check, *args, timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
 def test_ranks_train_as_one_process(mode: str) -> None:
     _check(2, "tensorflow_training", "as_one_process", mode, ["SGD"])

@@ -17,6 +17,7 @@ def test_allreduce(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:every_kind_of_reduction", mode)
 
 
+@pytest.mark.slow
 @each_mode
 def test_the_other_collectives(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:every_other_collective", mode)
@@ -27,21 +28,25 @@ def test_gradients(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:gradients", mode)
 
 
+@pytest.mark.slow
 @each_mode
 def test_indexed_slices(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:sparse", mode)
 
 
+@pytest.mark.slow
 @each_mode
 def test_process_sets_and_objects(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:sets", mode)
 
 
+@pytest.mark.slow
 @pytest.mark.native("Horovod names neither ranks nor hosts")
 def test_errors_name_what_and_who() -> None:
     run_check(3, "tensorflow", "tensorflow_collectives:errors")
 
 
+@pytest.mark.slow
 @each_mode
 def test_join(mode: str, engine: str) -> None:
     # Horovod's core answers a join in the second world of a process too early.
@@ -50,18 +55,22 @@ def test_join(mode: str, engine: str) -> None:
     assert found == [[3], [3, 2], [3, 2, 1]]
 
 
+@pytest.mark.slow
 def test_operations_of_a_plain_graph_meet_in_any_order() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:any_order")
 
 
+@pytest.mark.slow
 def test_gradients_of_a_function_meet_in_any_order() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:gradients_in_any_order")
 
 
+@pytest.mark.slow
 def test_sessions() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:in_sessions")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["as_one_process", "at_once", "refused"])
 def test_optimizers_of_sessions(case: str) -> None:
     run_check(3, "tensorflow", f"tensorflow_sessions:{case}")
@@ -79,6 +88,7 @@ def test_names_are_given_when_a_function_is_traced() -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:traced_names")
 
 
+@pytest.mark.slow
 @each_mode
 def test_errors_are_those_of_horovod(mode: str) -> None:
     run_check(3, "tensorflow", "tensorflow_graphs:classes_of_errors", mode)

@@ -73,7 +73,7 @@ def _train(kind: str) -> None:
             torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["SGD", pytest.param("Adam", marks=pytest.mark.slow_on("native"))])
 def test_steps_are_combined_by_the_formula(kind: str) -> None:
     _on(2, _train, kind)
 
@@ -107,10 +107,10 @@ def _stay_equal(compression: str) -> list[float]:
 @pytest.mark.parametrize(
     ("size", "compression"),
     [
-        (1, "none"),
-        (2, "fp16"),
+        pytest.param(1, "none", marks=pytest.mark.slow),
+        pytest.param(2, "fp16", marks=pytest.mark.slow),
         pytest.param(3, "none", marks=pytest.mark.native("Horovod's Adasum is for powers of two")),
-        pytest.param(4, "bf16", marks=pytest.mark.native("Horovod adds no bfloat16")),
+        pytest.param(4, "bf16", marks=[pytest.mark.native("Horovod adds no bfloat16"), pytest.mark.slow]),
     ],
 )
 def test_ranks_stay_equal_and_learn(size: int, compression: str) -> None:

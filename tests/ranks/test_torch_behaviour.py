@@ -660,6 +660,7 @@ def _begin_again_with_garbage() -> None:
     gc.enable()
 
 
+@pytest.mark.slow
 def test_what_waits_to_be_collected_on_one_rank_does_not_hold_up_the_others() -> None:
     run_ranks(2, _begin_again_with_garbage, fresh=True, timeout=40)
 
@@ -685,7 +686,7 @@ def _compiled(whole: bool) -> list[Any]:
     return weights(model)
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.slow_on("native"))])
 def test_compiled_modules(whole: bool) -> None:
     _alike(_on(2, _compiled, whole))
 

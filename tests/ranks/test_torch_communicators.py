@@ -347,6 +347,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_failure_in_one_part_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -58,6 +58,7 @@ def learn_digits(transport: str, compression: Any, steps: int, infinite_at: int 
         return Learned(right, final, sent, b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [pytest.param("mpi", marks=pytest.mark.slow), "hierarchical_uneven"])
 def test_a_coded_model_learns_as_well_on_every_rank_alike(transport: str) -> None:
     plain = run_ranks(3, learn_digits, transport, hvd.Compression.none, 250)[0]
@@ -71,7 +72,11 @@ def test_a_coded_model_learns_as_well_on_every_rank_alike(transport: str) -> Non
         assert found.sent < part * plain.sent, f"{coding}: {found.sent} bytes a step, {plain.sent} without"
 
 
-@pytest.mark.parametrize("coding", [TopK(0.05), PowerSGD(4), Sign()], ids=str)
+@pytest.mark.parametrize(
+    "coding",
+    [TopK(0.05), pytest.param(PowerSGD(4), marks=pytest.mark.slow), pytest.param(Sign(), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_coded_model_learns_as_well_after_an_infinite_step(coding: Any) -> None:
     plain = run_ranks(3, learn_digits, "hierarchical_uneven", hvd.Compression.none, 150)[0]
     results = run_ranks(3, learn_digits, "hierarchical_uneven", coding, 150, 10)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import product
 from ranks import RanksFailedError, run_ranks
 from torch import nn
 from torch_world import Weights, joined, weights
@@ -97,8 +98,16 @@ NO_FIRST_STEP = pytest.param(4, marks=pytest.mark.native("on Horovod's core all 
 WAYS = ["shared_memory", "mpi", "hierarchical_pairs", "hierarchical_uneven"]
 
 
-@pytest.mark.parametrize("progress", ["inline", "thread"])
-@pytest.mark.parametrize("over", WAYS)
+@pytest.mark.parametrize(
+    ("over", "progress"),
+    product(
+        WAYS,
+        ["inline", "thread"],
+        quick=lambda over, progress: (
+            over == "shared_memory" or (progress == "inline") == (over == "hierarchical_pairs")
+        ),
+    ),
+)
 @pytest.mark.parametrize("size", [2, 3, NO_FIRST_STEP])
 def test_a_joined_rank_counts_as_zeros(size: int, over: str, progress: str) -> None:
     settings = {"progress": progress, "fusion_bytes": 2048, "buckets_in_flight": 2}

@@ -13,6 +13,7 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, train_here, weights
 
 import hvdkit.torch as hvd
+from hvdkit.strategies.outer import OuterSGD
 
 pytestmark = pytest.mark.ranks
 
@@ -321,3 +322,17 @@ def _different_settings() -> str:
 @pytest.mark.slow
 def test_ranks_that_meet_at_different_steps_are_told() -> None:
     assert run_ranks(2, _different_settings) == ["PlanMismatchError"] * 2
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_the_outer_step_is_that_of_torch(nesterov: bool) -> None:
+    outer, random = OuterSGD(0.7, 0.9, nesterov), np.random.RandomState(1)
+    values, velocity = random.randn(7), np.zeros(7)
+    parameter = torch.nn.Parameter(torch.tensor(values))
+    reference = torch.optim.SGD([parameter], 0.7, momentum=0.9, nesterov=nesterov)
+    for _ in range(4):
+        change = random.randn(7)
+        parameter.grad = torch.tensor(-change)
+        reference.step()
+        outer.step(values, change, velocity)
+        np.testing.assert_allclose(values, parameter.detach().numpy(), rtol=0, atol=1e-12)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import product
 from ranks import run_ranks
 from torch_world import Case, assert_alike, train_here, train_on_ranks
 
@@ -63,10 +64,17 @@ def test_inside_a_host_nothing_is_compressed() -> None:
     _check(_case("SGD"), 2, 1e-10, "shared_memory", compression="bf16")
 
 
-@pytest.mark.parametrize("how", ["", "synchronize"])
-@pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_accumulation_and_clipping_in_either_way(how: str, passes: int, set_to_none: bool) -> None:
+# The quick cases have each pair of values.
+@pytest.mark.parametrize(
+    ("set_to_none", "passes", "how"),
+    product(
+        [True, False],
+        [1, 3],
+        ["", "synchronize"],
+        quick=lambda set_to_none, passes, how: set_to_none == ((passes == 3) == (how != "")),
+    ),
+)
+def test_accumulation_and_clipping_in_either_way(set_to_none: bool, passes: int, how: str) -> None:
     case = _case("SGD", passes=passes, clip=0.3, set_to_none=set_to_none)
     _check(case, 3, 1e-10, how=how)
 
@@ -82,19 +90,25 @@ def test_all_ranks_skip_the_step_in_which_one_overflows() -> None:
     _check(_case("SGD", dtype="float32", autocast=True, infinite_at=7), 2, 5e-3)
 
 
+SETTINGS: list[dict[str, Any]] = [
+    {"fusion_bytes": 0},
+    {"fusion_bytes": 256},
+    {"fusion_bytes": 64, "buckets_in_flight": 1},
+    {"progress": "thread"},
+    {"progress": "thread", "fusion_bytes": 300, "buckets_in_flight": 2},
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"fusion_bytes": 0},
-        {"fusion_bytes": 256},
-        {"fusion_bytes": 64, "buckets_in_flight": 1},
-        {"progress": "thread"},
-        {"progress": "thread", "fusion_bytes": 300, "buckets_in_flight": 2},
-    ],
+    ("transport", "settings"),
+    product(
+        ["shared_memory", "mpi", "hierarchical_pairs"],
+        SETTINGS,
+        quick=lambda transport, settings: transport == "shared_memory" or "buckets_in_flight" in settings,
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("transport", ["shared_memory", "mpi", "hierarchical_pairs"])
-def test_settings_change_speed_and_not_results(settings: dict[str, Any], transport: str) -> None:
+def test_settings_change_speed_and_not_results(transport: str, settings: dict[str, Any]) -> None:
     _check(_case("Adam"), 3, 1e-10, transport, settings=settings)
 
 

@@ -133,7 +133,12 @@ def _late_in_a_step() -> str:
 
 
 @pytest.mark.parametrize(
-    ("over", "progress"), [("shared_memory", "inline"), ("mpi", "thread"), ("hierarchical_pairs", "thread")]
+    ("over", "progress"),
+    [
+        ("shared_memory", "inline"),
+        pytest.param("mpi", "thread", marks=pytest.mark.slow),
+        pytest.param("hierarchical_pairs", "thread", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_that_is_late_for_a_step_is_named(over: str, progress: str) -> None:
     told = _on(3, _late_in_a_step, over=over, progress=progress, stall_check_s=1.0)[0]
@@ -176,6 +181,7 @@ def _never_steps(folder: Path) -> str:
     return "no error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["shared_memory", "mpi"])
 def test_a_step_is_given_up_after_the_time_that_was_set(over: str, tmp_path: Path) -> None:
     for message in _without_rank_one(_never_steps, tmp_path, over=over):
@@ -211,7 +217,12 @@ def _again(weight: torch.nn.Parameter, optimizer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("step", "over"),
-    [("broadcast_parameters", "mpi"), ("plan", "shared_memory"), ("gradients", "shared_memory"), ("gradients", "mpi")],
+    [
+        pytest.param("broadcast_parameters", "mpi", marks=pytest.mark.slow),
+        pytest.param("plan", "shared_memory", marks=pytest.mark.slow),
+        ("gradients", "shared_memory"),
+        pytest.param("gradients", "mpi", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_that_has_ended_is_an_error_at_once(step: str, over: str, tmp_path: Path) -> None:
     for message in _without_rank_one(_ends_early, step, tmp_path, over=over):

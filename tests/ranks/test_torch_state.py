@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import product
 from ranks import run_ranks
 from torch import nn
 from torch_world import Weights, joined, weights
@@ -213,8 +214,14 @@ def start_alike(transport: str, how: str) -> None:
 
 
 @SIZES
-@pytest.mark.parametrize("how", ["state_dict", "any order", "named_parameters", "parameters"])
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize(
+    ("transport", "how"),
+    product(
+        ["auto", "mpi"],
+        ["state_dict", "any order", "named_parameters", "parameters"],
+        quick=lambda transport, how: transport == "auto" or how == "any order",
+    ),
+)
 def test_parameters_are_overwritten_with_the_roots_in_place(transport: str, how: str, size: int) -> None:
     run_ranks(size, start_alike, transport, how)
 
@@ -363,8 +370,14 @@ def test_training_goes_on_as_on_the_root(name: str, trained: str) -> None:
     _check_resume(Kind(name), trained, root=1, size=2)
 
 
-@pytest.mark.parametrize("trained", ["none", "all", "root"])
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    product(
+        ["SGD", "Adam", "AdamW", "Adagrad"],
+        ["none", "all", "root"],
+        quick=lambda name, trained: name == "SGD" or trained == "root",
+    ),
+)
 def test_learning_rates_may_be_tensors(name: str, trained: str) -> None:
     _check_resume(Kind(name, as_tensor=True), trained, root=0, size=3)
 

@@ -228,6 +228,7 @@ def test_a_training_that_is_tuned_ends_where_it_would_have(on_ranks: Callable[..
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.native("Horovod's core tunes itself")
 def test_several_hosts_optimizers_and_ranks_that_join_do_not_stop_it(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -39,17 +39,23 @@ FURTHER = {
 }
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, set[str]]]:
+def imports_of(path: Path) -> list[tuple[str, set[str]]]:
     """Each module of hvdkit that a file imports, without "hvdkit.", and the names that it uses of it."""
-    tree = ast.parse(path.read_text())
+    return _find_imports(path.read_text())
+
+
+@functools.cache  # the same files are compared with each of six packages
+def _find_imports(text: str) -> list[tuple[str, set[str]]]:
+    tree, found = ast.parse(text), []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, {alias.name for alias in node.names}
+            found.append((node.module, {alias.name for alias in node.names}))
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name
                 parts = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute)]
-                yield alias.name, {each.attr for each in parts if ast.unparse(each.value) == name}
+                found.append((alias.name, {each.attr for each in parts if ast.unparse(each.value) == name}))
+    return found
 
 
 def public_names(module: str) -> set[str]:

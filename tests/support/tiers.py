@@ -20,58 +20,6 @@ _QUICK = (
     "test_memory_of_jax[native-two_lists_on_jax",
     "test_all_frameworks_are",
 )
-#: File -> parts of the names of tests that take seconds, mostly to start ranks or to trace graphs. The quick tier has
-#: another case of each.
-_SLOW_OF_FILE = {
-    "test_between": "[5- [3-gloo- many_segments",
-    "test_built": "mpi4py; the_script_may_too use_gloo_say_so",
-    "test_compare_run": "a_planted_mistake_is_named[-",
-    "test_examples": "any_number_of_ranks two_ranks[keras_ two_ranks[pytorch_a two_ranks[pytorch_b two_ranks[pytorch_d "
-    "two_ranks[pytorch_e two_ranks[pytorch_l two_ranks[pytorch_m two_ranks[pytorch_t "
-    "two_ranks[pytorch_u two_ranks[pytorch_z",
-    "test_garbage": "[1--True] [1-gc.disable()-False]",
-    "test_gloo": "[large_ [half_ [allgather- [barrier- [reduce_ [all_ [small_and_ message-shared",
-    "test_hvdrun": "keeps_none_of_them[mpi- keeps_none_of_them[gloo- keeps_none_of_them[auto-[[1",
-    "test_jobs": "stopped[75] stopped[130]",
-    "test_keras_checkpoint": "was_ended_goes_on elastic_states",
-    "test_keras_example": "learned_on_two_ranks",
-    "test_keras_gpu": "stay_on_the_gpu",
-    "test_keras_training": "a_compiled_step[native-torch",
-    "test_keras_strategy": "LateAverage [native-AllReduce [native-2- 1-True test_a_tape_with that_a_tape_refuses",
-    "test_lazy_groups": "[hierarchical_pairs] wants_that[mpi] is_removed[shared_memory]",
-    "test_liveness": "[wait_for_a_reduce_scatter] [wait_for_an_all_gather] [wait_for_gradients_in_a_thread]",
-    "test_memory": "buckets[mpi] leaves_nothing_behind goes_with_all_it_had no_more_memory[mpi] no_more_memory[hier",
-    "test_migrate_run": "test_keras_scripts test_torch_scripts",
-    "test_mpi_threads": "take_turns wants_that[shared_memory]",
-    "test_power_sgd": "of_tensorflow of_keras",
-    "test_preemption": "and_then_told_to_end",
-    "test_replicas": "fit_finds_it_too",
-    "test_tensorflow_behaviour": "adasum batch_norm different_models missing_gradients too_early _particular torch",
-    "test_tensorflow_gpu": "train_as_one_process",
-    "test_tensorflow_ops": "other_collectives slices process_sets join sessions of_horovod any_order errors_name",
-    "test_tensorflow_training": "compression accumulation _particular joined while_the_engine_is_tuned all_ranks_skip",
-    "test_torch_adasum_optimizer": "[native-Adam] 1-none 2-fp16 4-bf16",
-    "test_torch_behaviour": "compiled_modules[native-False what_waits_to_be_collected",
-    "test_torch_communicators": "failure_in_one_part",
-    "test_torch_compression": "on_every_rank_alike PowerSGD Sign",
-    "test_torch_fork": "fork-thread workers-",
-    "test_torch_scripts": "fsdp2",
-    "test_torch_stalls": "-thread] the_time_that_was_set [native-broadcast_parameters-mpi plan-shared gradients-mpi",
-    "test_small_operations": "read_them[2] read_them[4] give[2] give[4] meet[2] meet[4] once[2]",
-    "test_soak": "whatever_hypothesis_draws",
-    "test_torchrun": "horovodruns_variables under_torchrun[gloo] that_was_killed nobody_ends_the_others[auto] "
-    "starts_again plain_form",
-    "test_tuning": "several_hosts",
-    "test_wrapped_examples": "learns_what_its_twin_does",
-}
-#: Files whose tests start jobs with a framework on each rank, by group: two cores run one job of a group at a time.
-_JOBS = {
-    "elastic jobs": "test_asynchronous_elastic test_elastic_keras test_elastic_world test_lives test_preemption",
-    "jobs": "test_wrap test_wrap_keras test_wrapped_examples test_migrate_run test_torch_scripts test_keras_example "
-    "test_tensorflow_example test_horovodrun test_run test_torchrun "
-    "test_jax_distribution test_readme",
-}
-_GROUP_OF_FILE = {file: group for group, files in _JOBS.items() for file in files.split()}
 
 
 def marks_of(item: pytest.Item) -> set[str]:
@@ -85,7 +33,7 @@ def marks_of(item: pytest.Item) -> set[str]:
         name in item.nodeid for name in _QUICK
     ):
         marks.add("slow")
-    if any(name in item.name for name in _SLOW_OF_FILE.get(item.path.stem, "").split()):
+    if any(mark.args == (engine_of(item),) for mark in item.iter_markers("slow_on")):
         marks.add("slow")
     return marks
 
@@ -110,8 +58,9 @@ def group_of(item: pytest.Item) -> str:
     for PyTorch and the rest, by engine; trainings of Keras in the slow tier are so many that they have groups of their
     own. Those that start large jobs of hvdrun's are two groups.
     """
-    if item.path.stem in _GROUP_OF_FILE:
-        return _GROUP_OF_FILE[item.path.stem]
+    mark = item.get_closest_marker("group")
+    if mark is not None:
+        return str(mark.args[0])
     module = getattr(item, "module", None)
     if any(hasattr(module, name) for name in ("run_ranks", "run_check")):
         framework = backend_of(item) or ("PyTorch" if item.path.stem.startswith("test_torch_") else "")

@@ -410,8 +410,14 @@ def test_any_text(name: str) -> None:
     check()
 
 
+#: Reads a file, then does what parse_hostfile does.
+_READS = "launch.hostfiles.parsing.find_hostfile"
+
+
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == _READS else []) for name in TEXTS]
+)
 def test_a_long_text_takes_no_long_time(name: str) -> None:
     parser = TEXTS[name]
     for word in [*dict.fromkeys([*parser.words, *_ODD]), "[1]", "a[0-60000],", "[0-60000,", "1,", "(", "((((a", "- "]:

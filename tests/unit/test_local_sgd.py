@@ -38,21 +38,6 @@ def test_each_fragment_meets_once_in_a_period(every: int, data: st.DataObject) -
     assert due[-1] == fragments - 1
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_the_outer_step_is_that_of_torch(nesterov: bool) -> None:
-    torch = pytest.importorskip("torch")
-    outer, random = OuterSGD(0.7, 0.9, nesterov), np.random.RandomState(1)
-    values, velocity = random.randn(7), np.zeros(7)
-    parameter = torch.nn.Parameter(torch.tensor(values))
-    reference = torch.optim.SGD([parameter], 0.7, momentum=0.9, nesterov=nesterov)
-    for _ in range(4):
-        change = random.randn(7)
-        parameter.grad = torch.tensor(-change)
-        reference.step()
-        outer.step(values, change, velocity)
-        np.testing.assert_allclose(values, parameter.detach().numpy(), rtol=0, atol=1e-12)
-
-
 def test_int8_is_wrong_by_a_254th_of_the_largest_at_most() -> None:
     values = (np.random.RandomState(1).standard_normal(1000) ** 3).astype(np.float32)
     values[256:512] = 0

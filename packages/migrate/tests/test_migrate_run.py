@@ -15,6 +15,8 @@ pytest.importorskip("libcst", reason="libcst is not installed")
 
 from hvdkit_migrate.plan import plan
 
+pytestmark = pytest.mark.group("jobs")
+
 TESTS = Path(__file__).parent
 #: What one process needs to do what two ranks do with the batches and the rate of torch_no_shuffle.py.
 ONE_FOR_TWO = {"BATCH": "16", "RATE": "0.1"}
@@ -49,6 +51,7 @@ def run(folder: Path, kind: str, scripts: list[str], *launcher: str, **variables
 TWO = (sys.executable, "-m", "hvdkit.launch", "-np", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_torch_scripts_train_the_same_model_on_all_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
@@ -67,6 +70,7 @@ def test_torch_scripts_train_the_same_model_on_all_ranks(tmp_path: Path) -> None
     assert exact == pytest.approx(expected * 2, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_keras_scripts_train_the_same_model_on_all_ranks(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="tensorflow is not installed")

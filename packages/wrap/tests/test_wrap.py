@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.group("jobs")]
 
 HERE = Path(__file__).parent
 Weights = dict[str, dict[str, torch.Tensor]]

@@ -10,7 +10,7 @@ import pytest
 from keras_ranks import PACKAGES
 from test_wrap import run
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.group("jobs")]
 
 
 def _use(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,10 @@ import pytest
 from gallery import EXAMPLES, REACHED, check_reached, start
 from plain_scripts import MARK
 
-pytestmark = pytest.mark.timeout(300)  # beside other tests five trainings in one job take 100 s
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.group("jobs"),
+]  # beside other tests five trainings in one job take 100 s
 TWINS = sorted(path.name for path in (EXAMPLES / "plain").glob("*.py"))
 
 
@@ -31,12 +34,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(zip(WITH_TORCH, parts[::2], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", WITH_TORCH)
 def test_a_plain_script_learns_what_its_twin_does(outputs: dict[str, str], name: str) -> None:
     check_reached(name, outputs[name])
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [name for name in TWINS if name in REACHED and name.startswith("keras")])
