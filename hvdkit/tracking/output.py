@@ -14,7 +14,6 @@ from types import FrameType
 
 from hvdkit.hook import on_uncaught
 from hvdkit.log import logger
-from hvdkit.tracking import exit_call
 from hvdkit.tracking.rows import Averages
 from hvdkit.tracking.targets import Targets, open_writers
 from hvdkit.tracking.writer import End, end_of
@@ -66,7 +65,6 @@ class Output:
                 logger.warning("track(): this rank is now rank 0, and cannot write: %s", error)
                 self._thread = WritingThread(())
         assert self._thread is not None
-        exit_call.forget()
         self._thread.put(rows)
 
     def leave(self) -> None:
@@ -90,7 +88,6 @@ class Output:
         self._thread = None
         if not any(output.has_run for output in _outputs):
             _restore_sigterm()
-            exit_call.stop()
 
 
 #: Outputs that have not ended.
@@ -116,7 +113,8 @@ def _end_all(end: End, timeout_s: float) -> None:
 
 
 def _at_exit() -> None:
-    _end_all(end_of(getattr(sys, "last_value", None) or exit_call.last()), _CLOSE_S)
+    # Python passes the code of sys.exit() to no function that runs at the end of the process.
+    _end_all(end_of(getattr(sys, "last_value", None)), _CLOSE_S)
 
 
 def _watch_process() -> None:
@@ -125,7 +123,6 @@ def _watch_process() -> None:
     atexit.register(_at_exit)
     if not any(output.has_run for output in _outputs):
         return
-    exit_call.watch()
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)

@@ -35,7 +35,6 @@ from hvdkit.errors import (
     TrackError,
 )
 from hvdkit.launcher_channel import Totals
-from hvdkit.tracking import exit_call
 from hvdkit.tracking.output import Output, take_output
 from hvdkit.tracking.own_series import Window, own_series, pack_window
 from hvdkit.tracking.rows import Floats, Row, describe_rows, make_row, pack_rows, unpack_rows
@@ -85,7 +84,6 @@ class Tracker:
         complete. Raises TrackError for an invalid key or value; RanksDisagreeError, on all ranks, if their keys or
         steps differ.
         """
-        exit_call.forget()
         if self._closed:
             raise TrackError("log(): the tracker is closed. Log inside the `with` block of track().")
         group = self._enter()
