@@ -32,6 +32,9 @@ class Unproven(Generic[Connection]):
     def __len__(self) -> int:
         return len(self._peers)
 
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._peers
+
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._peers)
 

@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
@@ -104,7 +104,7 @@ def thread_server(_: pytest.MonkeyPatch) -> Iterator[int]:
 
 @pytest.mark.parametrize("server", [asyncio_server, thread_server])
 def test_silent_connections_of_one_address_do_not_displace_those_of_another(
-    server: Callable[[pytest.MonkeyPatch], contextmanager[int]], monkeypatch: pytest.MonkeyPatch
+    server: Callable[[pytest.MonkeyPatch], AbstractContextManager[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server(monkeypatch) as port, ExitStack() as stack:
 

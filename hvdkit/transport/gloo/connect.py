@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from hvdkit.errors import TransportError
 from hvdkit.handshake import connect
-from hvdkit.transport.handshakes import HANDSHAKE_S, HANDSHAKES, Handshakes
+from hvdkit.transport.handshakes import HANDSHAKES, Handshakes
 from hvdkit.transport.polling import look
+from hvdkit.unproven import HANDSHAKE_S
 
 PURPOSE = b"mesh"
 _PAUSE_S = 0.05
