@@ -2,7 +2,7 @@
 
     python -m benchmarks.algorithms
 
-"pieces" is the algorithm that is best most often. A ratio is its time to that of the fastest of doubling, halving and
+"pieces" is best most often. A ratio is its time to that of the fastest of doubling, halving and
 pieces, over sums of 4 KiB to 64 MiB. The library's own allreduce, which hvdkit measures and may choose too, is left out.
 """
 

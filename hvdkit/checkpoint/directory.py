@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.checkpoint.manifest import find_flaw, sync_folder, write_manifest
+from hvdkit.log import logger
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 #: Name of a folder that is being written or removed, with host, process and a number.
@@ -97,11 +98,24 @@ class CheckpointDirectory:
         whole = 0
         for number in self.numbers():
             if whole == self.keep:
-                removed = self._temporary()
-                self.folder(number).rename(removed)  # a partly removed checkpoint would look like a damaged checkpoint
-                shutil.rmtree(removed)
+                self._remove(self.folder(number))
             elif not find_flaw(self.folder(number), hashed=False):
                 whole += 1
+
+    def _remove(self, folder: Path) -> None:
+        """Remove an old checkpoint; of a symbolic link the link. An error is a warning: the new checkpoint is whole."""
+        removed = self._temporary()
+        try:
+            folder.rename(removed)  # a partly removed checkpoint would look like a damaged checkpoint
+            if removed.is_dir() and not removed.is_symlink():
+                shutil.rmtree(removed)
+            else:
+                removed.unlink()
+        except OSError as error:
+            logger.warning(
+                "The new checkpoint is saved, but the old one %s cannot be removed: %s. Remove it yourself.",
+                *(folder, error),
+            )
 
     def _temporary(self) -> Path:
         self._count += 1

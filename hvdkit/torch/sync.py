@@ -283,7 +283,8 @@ class GradientSync:
         """Agree on the sparse gradients and attach the strategy to the others, also on joined ranks; collective."""
         # Parameters unfrozen since the last reduction had no hook in this pass.
         self._written |= {index for index in self._hook() if self._named[index][1].grad is not None}
-        trained = [index for index, (_, parameter) in enumerate(self._named) if self._is_trained(parameter)]
+        # Also those that are frozen now and have a hook: unfrozen again they are not among _unfrozen().
+        trained = sorted({*range(len(self._named))}.difference(self._frozen))
         planned = PlannedMetadata([self._named[index] for index in trained])
         if self._sparse is not None:
             self._sparse.agree(transport, self._named)

@@ -145,6 +145,34 @@ def test_whole_ones_are_not_removed_for_the_sake_of_damaged_ones(tmp_path: Path)
     assert shelf.numbers() == [5, 4]
 
 
+def test_an_old_checkpoint_may_be_a_link_or_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf, elsewhere = CheckpointDirectory(tmp_path / "shelf", keep=1), tmp_path / "another disk"
+    put(shelf)
+    shelf.folder(1).rename(elsewhere)
+    shelf.folder(1).symlink_to(elsewhere)
+    assert put(shelf) == 2
+    assert os.listdir(shelf.path) == ["checkpoint-000002"]
+    assert sorted(os.listdir(elsewhere)) == ["a", "b", "manifest.json"], "what a link leads to is not hvdkit's"
+    shelf.folder(1).write_text("not a folder")
+    assert put(shelf) == 3
+    assert os.listdir(shelf.path) == ["checkpoint-000003"] and not caplog.records
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = CheckpointDirectory(tmp_path, keep=1)
+    put(shelf)
+
+    def fail(path: Path) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    assert put(shelf) == 2 and newest(shelf)[0] == 2
+    (record,) = caplog.records
+    assert "checkpoint-000001 cannot be removed: [Errno 16]" in record.getMessage()
+
+
 def test_what_dead_jobs_have_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
     host = os.uname().nodename
     dead = subprocess.Popen(["true"])

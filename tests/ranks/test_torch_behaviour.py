@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import warnings
 from collections.abc import Callable
@@ -125,12 +126,13 @@ def test_a_replaced_gradient_is_the_reduced_one() -> None:
         _alike([plain, hooked])
 
 
-def _freeze_and_grow() -> list[Any]:
+def _freeze_and_grow(*, wrapped: bool) -> list[Any]:
+    """wrapped: freeze after the optimizer was wrapped, when the parameters have hooks."""
     model, extra = _model(), nn.Linear(2, 2).double()
     hvd.broadcast_parameters(extra.state_dict())
-    for parameter in model[1].parameters():
-        parameter.requires_grad_(False)
+    model[1].requires_grad_(wrapped)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    model[1].requires_grad_(False)
     seen: list[Any] = []
     for step in range(6):
         if step == 2:
@@ -145,9 +147,10 @@ def _freeze_and_grow() -> list[Any]:
     return [*seen, *_gradients(extra), *weights(model), *weights(extra)]
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_parameters_frozen_unfrozen_and_added_stay_alike(size: int) -> None:
-    results = _on(size, _freeze_and_grow)
+def test_parameters_frozen_unfrozen_and_added_stay_alike(size: int, wrapped: bool) -> None:
+    results = _on(size, functools.partial(_freeze_and_grow, wrapped=wrapped))
     _alike(results)
     assert [gradient is None for gradient in results[0][:6]] == [False, False, True, True, False, False]
 

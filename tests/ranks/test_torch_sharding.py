@@ -170,13 +170,16 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(tmp_path: Path, shard
         _equal(one, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
 
-def _thawed(shard: str) -> Weights:
-    """Parameters are unfrozen and added between steps."""
+def _thawed(shard: str, wrapped: bool) -> Weights:
+    """Parameters are unfrozen and added between steps. wrapped: they were frozen after the optimizer was wrapped."""
+
+    def wrap(optimizer: Any, model: Any) -> None:
+        model["frozen"].requires_grad_(wrapped)
+        hvd.DistributedOptimizer(optimizer, list(model.named_parameters()), shard=shard)
+        model["frozen"].requires_grad_(False)
+
     with joined():
-        model, optimizer = _thaw(
-            lambda optimizer, model: hvd.DistributedOptimizer(optimizer, list(model.named_parameters()), shard=shard),
-            range(hvd.rank(), hvd.rank() + 1),
-        )
+        model, optimizer = _thaw(wrap, range(hvd.rank(), hvd.rank() + 1))
         state = optimizer.state_dict()
         assert len(state["state"]) == 10  # of first, the old last, frozen, image and the new last
         return weights(model)
@@ -199,11 +202,12 @@ def _thaw(wrap: Any, ranks: range) -> tuple[Any, Any]:
     return model, optimizer
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
 @BOTH_LATE
-def test_parameters_may_be_unfrozen_and_added(shard: str) -> None:
+def test_parameters_may_be_unfrozen_and_added(shard: str, wrapped: bool) -> None:
     torch.set_num_threads(1)
     model, _ = _thaw(lambda optimizer, model: None, range(3))
-    assert_alike(run_ranks(3, _thawed, shard), weights(model), 1e-6)
+    assert_alike(run_ranks(3, _thawed, shard, wrapped), weights(model), 1e-6)
 
 
 def _bytes_of_state(shard: str | None) -> int:
