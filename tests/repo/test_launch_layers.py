@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def test_folders_of_launch_import_what_is_below() -> None:
 
 def test_each_folder_and_file_of_launch_has_a_floor() -> None:
     assert {name.split(".")[1] for name in read_graph()} == FLOORS.keys()
+
+
+def test_contributing_lists_the_folders_of_launch_in_the_order_of_their_floors() -> None:
+    rows = re.findall(r"^\| (`launch/[a-z_`, /]+) \|", (ROOT.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    folders = [folder for row in rows for folder in re.findall(r"launch/(\w+)", row)]
+    assert sorted(folders) == sorted({path.parent.name for path in FILES if path.parent.parent.name == "launch"})
+    assert [FLOORS[folder] for folder in folders] == sorted((FLOORS[folder] for folder in folders), reverse=True)
 
 
 def test_two_folders_that_need_each_other_are_found() -> None:
