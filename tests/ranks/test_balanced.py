@@ -302,8 +302,9 @@ def repeat_orders() -> list[int]:
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01))
 
     def epochs(*, shuffle: bool = True, numbers: tuple[int, ...] = (), evaluates: bool = False) -> None:
-        sampler = hvd.data.BalancedSampler(make_data(), BATCH, optimizer, shuffle=shuffle)
-        loader = DataLoader(sampler.dataset, batch_sampler=sampler)
+        data = make_data()
+        sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, shuffle=shuffle)
+        loader = DataLoader(data, batch_sampler=sampler)
         for epoch in range(3):
             if numbers:
                 sampler.set_epoch(numbers[epoch])
@@ -316,14 +317,9 @@ def repeat_orders() -> list[int]:
     logger.addHandler(heard)
     found = []
     try:
-        for how in (
-            {"numbers": (0, 1, 2)},
-            {"shuffle": False},
-            {"evaluates": True},
-            {},
-            {},
-        ):
-            epochs(**how)  # type: ignore[arg-type]
+        kinds: list[dict[str, Any]] = [{"numbers": (0, 1, 2)}, {"shuffle": False}, {"evaluates": True}, {}, {}]
+        for kind in kinds:
+            epochs(**kind)
             found.append(len([line for line in heard.messages if "BalancedSampler: this epoch has the order" in line]))
     finally:
         logger.removeHandler(heard)
