@@ -21,6 +21,7 @@ from hvdkit.errors import CheckpointError, Preempted
 from hvdkit.torch.data import ShardedSampler
 from hvdkit.torch.own_part import find_part
 from hvdkit.torch.state import map_nested, share_state
+from hvdkit.torch.tensors import as_array
 
 __all__ = ["Checkpoints", "Preempted", "load", "save"]
 
@@ -208,7 +209,7 @@ def _digest(state: Any) -> str:
 def _feed(update: Callable[[Any], None], value: Any) -> None:
     if isinstance(value, torch.Tensor):
         update(f"{value.dtype} {list(value.shape)}".encode())
-        update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        update(as_array(value.detach().cpu().contiguous().view(-1).view(torch.uint8), "uint8"))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
             update(repr(key).encode())

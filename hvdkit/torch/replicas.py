@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvdkit.torch.collective import own_memory
+from hvdkit.torch.tensors import as_array
 
 _WORDS = 1 << 20  # number of 4-byte words that a device processes at a time
 _MIX = 0x9E3779B97F4A7C1  # odd, with well mixed bits
@@ -21,7 +22,7 @@ def checksums(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int]
 
 
 def _on_host(tensor: torch.Tensor) -> int:
-    memory: Any = own_memory(tensor).reshape(-1).view(torch.uint8).numpy()
+    memory: Any = as_array(own_memory(tensor).reshape(-1).view(torch.uint8), "uint8")
     return zlib.crc32(memory)
 
 

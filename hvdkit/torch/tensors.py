@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hvdkit.transport.arithmetic import NumpyArithmetic
 from hvdkit.transport.buffer import FLOAT8, HALF, STORAGE, Buffer, Op
@@ -39,14 +41,42 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return name_of_dtype(tensor.dtype)
 
 
+class _Memory:
+    """The memory of a tensor by numpy's array interface; keeps the tensor alive."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, storage: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": storage.str,
+            "shape": (tensor.numel(),),
+            "strides": (tensor.stride(0) * storage.itemsize,),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def as_array(tensor: torch.Tensor, name: str) -> NDArray[Any]:
+    """View a CPU tensor (n,) as an array of STORAGE[name], sharing memory.
+
+    Unlike Tensor.numpy() this leaves the tensor resizable: FSDP, among others, frees tensors by resizing them. Raises
+    as numpy() does for a tensor that is not in the CPU's memory as it is, for example a conjugate.
+    """
+    plain = tensor.is_cpu and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    if not plain or not tensor.data_ptr():
+        bits = _BITS.get(name)
+        return (tensor if bits is None else tensor.view(bits)).numpy()
+    return np.asarray(_Memory(tensor, STORAGE[name]))
+
+
 def as_buffer(tensor: torch.Tensor) -> Buffer:
     """View a contiguous CPU tensor of any shape as a Buffer (n,), sharing memory."""
     name = name_of_dtype(tensor.dtype)
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.dim() != 1:
         flat = flat.view(-1)
-    bits = _BITS.get(name)
-    return Buffer((flat if bits is None else flat.view(bits)).numpy(), name)
+    return Buffer(as_array(flat, name), name)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hvdkit.torch as hvd
 from hvdkit.balance.measured_shares import MeasuredShares
 from hvdkit.balance.shares import Balance, Plans, part_of_batch, shares, step_s
+from hvdkit.log import logger
+from hvdkit.torch.data import repeated_order
 from hvdkit.torch.data.balanced import weighted
 from hvdkit.training.sharding import plan_order
 
@@ -278,6 +281,55 @@ def train_through_a_new_world() -> list[tuple[int, ...]]:
 def test_speeds_are_measured_anew_in_a_new_world() -> None:
     expected = [(4, 4, 4), (6, 5, 1), (4, 4, 4), (2, 5, 5)]
     assert run_ranks(3, train_through_a_new_world) == [expected] * 3
+
+
+class Heard(logging.Handler):
+    """Keeps the messages of a logger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the message."""
+        self.messages.append(record.getMessage())
+
+
+def repeat_orders() -> list[int]:
+    """The number of warnings after each of some trainings; the last one repeats an order, then one more does."""
+    hvd.init()
+    model, heard = make_model(), Heard()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01))
+
+    def epochs(*, shuffle: bool = True, numbers: tuple[int, ...] = (), evaluates: bool = False) -> None:
+        data = make_data()
+        sampler = hvd.data.BalancedSampler(data, BATCH, optimizer, shuffle=shuffle)
+        loader = DataLoader(data, batch_sampler=sampler)
+        for epoch in range(3):
+            if numbers:
+                sampler.set_epoch(numbers[epoch])
+            if evaluates:
+                assert len(list(loader)) == len(loader)
+            else:
+                train(model, optimizer, iter(loader))
+
+    repeated_order._warned = False  # an earlier test of these ranks may have been warned
+    logger.addHandler(heard)
+    found = []
+    try:
+        kinds: list[dict[str, Any]] = [{"numbers": (0, 1, 2)}, {"shuffle": False}, {"evaluates": True}, {}, {}]
+        for kind in kinds:
+            epochs(**kind)
+            found.append(len([line for line in heard.messages if "BalancedSampler: this epoch has the order" in line]))
+    finally:
+        logger.removeHandler(heard)
+    hvd.shutdown()
+    return found
+
+
+@pytest.mark.ranks
+def test_a_second_epoch_in_the_same_order_is_warned_of_once_by_the_first_rank() -> None:
+    assert run_ranks(3, repeat_orders) == [[0, 0, 0, 1, 1], [0] * 5, [0] * 5]
 
 
 def misuse() -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numbers_of_ranks import buffer_of, expect, pattern, reduced
+from openers import OPENERS
 from ranks import run_ranks
 
 from hvdkit.errors import RankLostError, TransportError
@@ -18,6 +20,7 @@ from hvdkit.transport.between.schedules import split_evenly
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.mpi import library as mpi_library
 from hvdkit.transport.mpi import mailbox as mpi_mailbox
+from hvdkit.transport.mpi.released import free_released
 from hvdkit.transport.mpi.transport import MpiTransport
 
 
@@ -137,3 +140,44 @@ def end_with_messages_under_way(transport: MpiTransport) -> list[int]:
 def test_the_last_messages_have_arrived_when_a_rank_ends() -> None:
     received = run_ranks(4, end_with_messages_under_way, transport="mpi")
     assert received == [[0, 1, 1, 1], *[[1, 0, 0, 0]] * 3]
+
+
+def _closed_buckets(opener: str, busy: tuple[int, ...]) -> list[bool]:
+    """Whether MPI still has the communicator of some buckets, at their end and after the next transport's.
+
+    busy: ranks that begin one more bucket than the others, and give it up.
+    """
+    transport = OPENERS[opener]()
+    buckets: Any = transport.open_buckets([BucketSpec("float32", 40_000) for _ in range(2)])
+    comms = [] if buckets._crossing is None else [buckets._crossing._wire.comm]
+    for index in range(2):
+        if index == 0 or transport.rank in busy:
+            buckets.memory[index].array[:] = 1
+            buckets.start(index)
+    buckets.wait(0)
+    transport.barrier()
+    buckets.close()
+    for _ in range(20):
+        transport.barrier()
+        free_released()
+    kept = [bool(comm) for comm in comms]
+    transport.close()
+    transport = OPENERS[opener]()
+    buckets = transport.open_buckets([BucketSpec("float32", 40_000)])
+    buckets.memory[0].array[:] = transport.rank
+    buckets.start(0)
+    buckets.wait(0)
+    assert (buckets.memory[0].array == 3).all()
+    buckets.close()
+    transport.close()
+    return kept + [bool(comm) for comm in comms]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("opener", ["mpi", "hierarchical_uneven"])
+@pytest.mark.parametrize("busy", [(), (0, 1), (0,)], ids=["none", "0 and 1", "0"])
+def test_ranks_agree_on_the_communicator_of_a_bucket_that_was_given_up(opener: str, busy: tuple[int, ...]) -> None:
+    found = run_ranks(3, _closed_buckets, opener, busy)
+    if opener != "mpi":
+        assert found.pop() == []  # rank 2 reduces nothing between the hosts
+    assert found == [[bool(busy)] * 2] * len(found)

@@ -142,6 +142,12 @@ def test_comm_hooks(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["hook_with_zero_step", "hook_with_zero_step_interleaved"])
+def test_hooks_that_step_a_divided_optimizer(name: str) -> None:
+    run_ranks(3, trainings.check_zero_hook, name)
+
+
+@pytest.mark.slow
 def test_two_kinds_of_parallelism_on_a_mesh() -> None:
     run_ranks(4, trainings.check_fsdp_and_tensor_parallel)
 

@@ -283,7 +283,7 @@ def test_the_only_parameter_may_be_cleared(form: str, arguments: dict[str, Any],
 def _unequal_windows() -> None:
     """Before the gradients are cleared rank 0 has used one parameter, the others two: all begin a new window."""
     with joined():
-        model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)).double()
+        model: Any = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)).double()
         optimizer = _wrap(model, "DistributedOptimizer", backward_passes_per_step=3)
         inputs = torch.ones(1, 6).double()
         for step in range(2):

@@ -467,3 +467,31 @@ def _no_numbers() -> None:
 @pytest.mark.native("Horovod's core refuses such tensors in words of its own")
 def test_what_has_no_numbers_is_refused_with_the_cure() -> None:
     run_ranks(3, _no_numbers)
+
+
+def _resizable() -> list[str]:
+    """The names of the tensors that cannot be resized after operations and steps, because numpy() was called."""
+    hvd.init(check_replicas=1)
+    found: dict[str, torch.Tensor] = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        found[f"{dtype}"] = hvd.broadcast_(torch.ones(6, dtype=dtype), root_rank=0)
+        hvd.allgather(found[f"{dtype}"])
+    found["sum"] = hvd.allreduce_(torch.ones(300_000), op=hvd.Sum)
+    model = torch.nn.Linear(300, 300)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    model(torch.ones(2, 300)).sum().backward()
+    optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        found |= {name: parameter.data, f"gradient of {name}": parameter.grad}
+        found[f"momentum of {name}"] = optimizer.state[parameter]["momentum_buffer"]
+    hvd.shutdown()
+    return [name for name, tensor in found.items() if not tensor.untyped_storage().resizable()]
+
+
+@pytest.mark.ranks
+@pytest.mark.native("Horovod's core does not use numpy")
+def test_tensors_stay_resizable() -> None:
+    assert run_ranks(3, _resizable) == [[]] * 3

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from process_group_checks import process_groups
 from torch import nn
 from torch.distributed import pipelining
-from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, debugging_hooks, default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -121,7 +121,21 @@ def _comm_hook(name: str, group: Any, parts: Sequence[Any]) -> tuple[Any, Callab
         return post_local_sgd.PostLocalSGDState(
             group, parts[dist.get_rank() // 2], 3
         ), post_local_sgd.post_localSGD_hook
+    if name == "bf16_compress_wrapper":
+        return group, _renamed(default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
+    if name == "bf16_compress_hook":
+        return group, _renamed(default_hooks.bf16_compress_hook)
     return group, getattr(debugging_hooks if name == "noop_hook" else default_hooks, name)
+
+
+def _renamed(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a hook of another name, because DDP refuses those of bfloat16 by name where it finds no NCCL."""
+
+    def run(state: Any, bucket: Any) -> Any:
+        return hook(state, bucket)
+
+    run.__annotations__.clear()  # DDP compares them with its own classes, and finds names of classes here
+    return run
 
 
 def _one_by_one(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -136,11 +150,15 @@ def _one_by_one(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return run
 
 
-#: torch refuses those of bfloat16 and of quantized gradients without a GPU; its batched_powerSGD_hook fails with every
-#: backend (torch 2.13), by an assertion on its own matrices.
+#: Left out, because they fail with torch 2.13 over Gloo and over hvdkit alike: batched_powerSGD_hook (AssertionError:
+#: it gives matrices to a function that takes batches of them), quantization_pertensor_hook and _perchannel_hook (an
+#: IndexError in their callbacks: they take the first result of an all_gather for the list of all tensors, as NCCL
+#: returns it). optimizer_overlap_hooks and mixed_precision_hooks are set by other calls of DDP.
 HOOKS = (
     "allreduce_hook",
     "fp16_compress_hook",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
     "powerSGD_hook",
     "fp16_compress_wrapper+powerSGD_hook",
     "post_localSGD_hook",
@@ -167,7 +185,7 @@ def check_comm_hook(name: str) -> None:
                     nn.functional.mse_loss(model(inputs), targets).backward()
                     optimizer.step()
                 weights.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
-            tolerance = 1e-9 if "16" not in name else 2e-3
+            tolerance = 2e-2 if "bf16" in name else 2e-3 if "16" in name else 1e-9
             torch.testing.assert_close(*weights, rtol=0, atol=tolerance)
             assert not torch.equal(weights[0], torch.cat([one.double().flatten() for one in make().parameters()]))
             if name not in ("post_localSGD_hook", "noop_hook"):
@@ -176,8 +194,41 @@ def check_comm_hook(name: str) -> None:
                 assert torch.equal(same, weights[0])
 
 
+def check_zero_hook(name: str) -> None:
+    """A hook of DDP that steps a ZeroRedundancyOptimizer, which torch refuses over Gloo; it skips the first steps."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with process_groups():
+        ranks = range(dist.get_world_size())
+        for static, shards, bucket_mb in ((False, False, 25.0), (False, True, 0.001), (True, False, 0.001)):
+            model: Any = DistributedDataParallel(make(), bucket_cap_mb=bucket_mb, static_graph=static)
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1, momentum=0.9
+            )
+            make_hook = getattr(ddp_zero_hook, name)
+            hook = make_hook(default_hooks.allreduce_hook, model, optimizer, shard_buckets=shards)
+            model.register_comm_hook(None, hook)
+            alone, skipped = make(), 0
+            plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+            for step in range(6):
+                inputs, targets = batch(step)
+                before = [one.detach().clone() for one in model.parameters()]
+                rows = own_rows()
+                nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
+                model.zero_grad()
+                if all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True)):
+                    skipped += 1
+                    continue
+                plain.zero_grad()
+                used = ROWS // len(ranks) * len(ranks)
+                nn.functional.mse_loss(alone(inputs[:used]), targets[:used]).backward()
+                plain.step()
+            assert skipped <= 3
+            check_weights(model, dict(alone.state_dict()))
+
+
 def check_fsdp() -> None:
-    """FSDP2: plain, in bfloat16, and as HSDP on a mesh."""
+    """FSDP2: plain, in bfloat16, and as HSDP on a mesh; FSDP1, which frees tensors by resizing them."""
     _, wanted = alone()
     with process_groups():
         size = dist.get_world_size()
@@ -194,6 +245,10 @@ def check_fsdp() -> None:
         model = _shard(make(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
         train(model, own_rows())
         check_weights(model, wanted, 2e-2)
+        first = FullyShardedDataParallel(make(), device_id=torch.device("cpu"), use_orig_params=True)
+        train(first, own_rows())
+        with FullyShardedDataParallel.summon_full_params(first):
+            check_weights(first, wanted)
 
 
 def check_tensor_parallel() -> None:

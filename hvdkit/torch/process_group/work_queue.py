@@ -5,8 +5,14 @@ thread that waits for it, if that comes earlier: so a caller that waits at once 
 
 Callbacks of a collective's future (then()) run on a thread of the group, and may call collectives and wait for them.
 These collectives run before those that are called after get_future(), on all ranks alike, regardless of when the
-callbacks begin; call then() right after get_future(). While the callbacks' thread is blocked, another thread of the
-group runs the collectives.
+callbacks begin; call then() right after get_future(), and get_future() right after the collective. If other collectives
+were called in between, those of the callbacks come after them, but their order to later ones is that of threads, which
+may differ between ranks, as over Gloo. While the callbacks' thread is blocked, another thread of the group runs the
+collectives.
+
+wait() returns when the collective is done, and its callbacks may still run then; Gloo's wait() returns after them.
+torch runs a callback that is added to a completed future at once, in then(), so it may precede callbacks that were
+added earlier: torch promises no order of the callbacks of a future. Wait for the future that then() returns.
 """
 
 from __future__ import annotations

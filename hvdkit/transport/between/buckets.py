@@ -74,8 +74,8 @@ class WireCrossing:
         return own_piece(self._wire, count)
 
     def close(self, *, idle: bool = True) -> None:
-        """Close the wire; collective. idle: False if a reduction has failed before its end."""
-        self._wire.close(idle=idle)
+        """Release the wire; collective. idle: False if a reduction of this rank has not reached its end."""
+        self._wire.release(idle=idle)
 
 
 class WireBuckets(SteppedBuckets):

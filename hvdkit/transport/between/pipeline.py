@@ -25,6 +25,9 @@ from hvdkit.transport.request import leave_behind
 
 _WINDOW = 64  # segments in progress at once
 
+#: Tags of the messages of an Exchange; the remaining ones are for the release of a wire.
+EXCHANGE_TAGS = TAGS - 64
+
 
 class Exchange:
     """Sums over the ranks of a wire that has messages; all ranks begin the sums in the same order."""
@@ -61,7 +64,7 @@ class Exchange:
                 while starts and len(under_way) < _WINDOW:
                     start = starts.popleft()
                     stop = min(start + step, numbers.count)
-                    tag = (first + start // step) % TAGS
+                    tag = (first + start // step) % EXCHANGE_TAGS
                     reduce = functools.partial(self._reduce, numbers.slice(start, stop), spec, algorithm, prescale, tag)
                     under_way.append(_Segment(reduce))
                 self._messages.turn()

@@ -83,4 +83,10 @@ class Wire(Protocol):
         """Begin a barrier: the request is done when every rank has called it."""
 
     def close(self, *, idle: bool = True) -> None:
-        """Release the wire; collective. idle: False if a request failed, or was not waited for."""
+        """Close the wire; collective. idle: False if a request failed, or was not waited for, the same on all ranks."""
+
+    def release(self, *, idle: bool) -> None:
+        """Close the wire when all ranks have released it, without waiting for them.
+
+        idle: False if a request of this rank failed, or was not waited for; ranks may differ in it.
+        """

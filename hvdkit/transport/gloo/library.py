@@ -206,6 +206,10 @@ class GlooWire:
         self._group = None
         self._open = []
 
+    def release(self, *, idle: bool) -> None:
+        """See Wire.release. No other wire uses its connections."""
+        self.close(idle=idle)
+
 
 #: The open wires.
 _wires: weakref.WeakSet[GlooWire] = weakref.WeakSet()

@@ -20,6 +20,7 @@ from hvdkit.transport.mpi.library import (
     operation,
     plain,
 )
+from hvdkit.transport.mpi.released import release_comm
 from hvdkit.transport.polling import calls
 from hvdkit.transport.request import NOTHING, Request, check_size, closed_meanwhile
 
@@ -154,3 +155,9 @@ class MpiWire:
         self._closed = True
         if idle and self.comm != self._mpi.COMM_NULL:
             free_comm(self.comm)
+
+    def release(self, *, idle: bool) -> None:
+        """See Wire.release. Unless all ranks are idle, MPI keeps the communicator."""
+        self._closed = True
+        if idle and self.comm != self._mpi.COMM_NULL:
+            release_comm(self.comm)

@@ -18,6 +18,7 @@ from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_co
 from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
 from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
+from hvdkit.transport.mpi.released import free_before_close, free_released
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.request import AllRequests, MessageRequest, Request, closed_before
 from hvdkit.transport.small_collectives import gather_ints
@@ -102,6 +103,7 @@ class MpiTransport(BaseTransport):
     def _more(self) -> MPI.Intracomm:
         """Return another communicator of the same ranks."""
         comm = self.wire.comm
+        free_released()
         spare, self._spare = self._spare, None
         return own_comm(duplicate_comm(comm)) if spare is None else spare
 
@@ -122,6 +124,8 @@ class MpiTransport(BaseTransport):
         """See Transport.close. If `idle` is False, MPI keeps the communicator, for unfinished collectives."""
         if self._wire is not None:
             wire, self._wire = self._wire, None
+            if idle:
+                free_before_close()
             if idle and self._spare is not None:
                 free_comm(self._spare)
             wire.close(idle=idle)
