@@ -33,7 +33,8 @@ def shard(
     MetricAverageCallback, which weight by samples. predict() needs True to predict each row once.
     uneven: in training, if the number of elements is not a multiple of the number of ranks, "pad" repeats a few
     elements and "drop" leaves a few out. fit(validation_data=...), evaluate() and hvd.evaluate() leave out repeated
-    elements, if their argument is the result of this function, and not something made from it.
+    elements, if their argument is the result of this function or a view of its numpy arrays, and fit() also with
+    validation_split. In anything else that is made from the result they are not known.
     rank: this rank; None: that of the job.
     size: number of ranks; None: that of the job.
 

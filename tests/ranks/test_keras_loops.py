@@ -51,6 +51,6 @@ def test_a_new_rank_begins_with_no_data(backend: str) -> None:
 
 
 @each_backend_once_on_three
-@pytest.mark.parametrize("check", ["values", "shards", "metrics"])
+@pytest.mark.parametrize("check", ["values", "shards", "metrics", "views"])
 def test_values_and_data(backend: str, size: int, check: str) -> None:
     run_check(size, backend, f"keras_loops:{check}")

@@ -49,6 +49,13 @@ def test_memory_is_used_again_only_where_references_are_counted() -> None:
     run_check(1, "tensorflow", "tensorflow_behaviour:memory_of_results", timeout=60)
 
 
+@pytest.mark.slow
+@OWN_WORDS
+@pytest.mark.parametrize("ending", ["shutdown", "allreduce"])
+def test_a_rank_that_breaks_out_of_a_graphs_loop_early_is_named_on_the_other_ranks(ending: str) -> None:
+    run_check(3, "tensorflow", "tensorflow_behaviour:left_early", ending, timeout=60)
+
+
 @OWN_WORDS
 def test_a_step_that_fails_in_the_middle_ends_the_job_with_a_word() -> None:
     with pytest.raises(RanksFailedError) as caught:

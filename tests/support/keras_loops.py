@@ -14,6 +14,7 @@ from keras_training import ROWS, assert_alike, fit, joined, make_data, make_mode
 from numbers_of_ranks import INTEGERS
 
 import hvdkit.keras as hvd
+from hvdkit.keras.validation import counted_once
 from hvdkit.transport.buffer import FLOAT8
 
 
@@ -163,6 +164,52 @@ def metrics() -> None:
             mine_alone = hvd.evaluate(model, **given, batch_size=None if len(part) == 1 else 23)
             for name in exact if len(part) > 1 else exact.keys() - {"share"}:  # which is of the last batch
                 np.testing.assert_allclose(mine_alone[name], exact[name], rtol=2e-6, err_msg=name)
+
+
+def views() -> None:
+    """Views of what shard() has returned are validated without its repeated row, wherever a rank is the third of 3."""
+    x, y = np.random.RandomState(0).randn(10, 12).astype("float32"), np.arange(10.0, dtype="float32")[:, None]
+    for whole in (x, np.asfortranarray(x)):
+        part = hvd.shard(whole, rank=2, size=3)  # rows 2, 5, 8 and again 1
+        assert len(part) == 4
+        for view, kept in (
+            (part[:], [2, 5, 8]),
+            (part[1:], [5, 8]),
+            (part[:3], [2, 5, 8]),
+            (part[1::2], [5]),
+            (part[::-1], [1, 8, 5, 2]),  # not its last row
+            (part[:, :3], [2, 5, 8]),
+            (part[1:][:, None], [5, 8]),
+            (part.copy(), [2, 5, 8, 1]),
+            (part[-1:], [1]),
+        ):
+            rows = view.reshape(len(view), -1)[: len(kept)]
+            given = counted_once(view)
+            assert len(given) == len(kept), kept
+            np.testing.assert_array_equal(given.reshape(len(kept), -1), rows)
+            np.testing.assert_array_equal(rows, x[kept][:, : rows.shape[1]])
+    unpadded = hvd.shard(x, rank=0, size=3)
+    assert counted_once(unpadded[:]).shape == (4, 12)
+
+    def train(**options: Any) -> dict[str, list[float]]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        history: dict[str, list[float]] = model.fit(verbose=0, shuffle=False, epochs=2, **options).history
+        return history
+
+    mine = hvd.shard((x, y), rank=2, size=3)
+    weights = np.arange(1.0, 5.0, dtype="float32")
+    for given, more in (
+        ({"x": mine[0], "y": mine[1]}, ()),
+        ({"x": mine[0], "y": mine[1], "sample_weight": weights}, (weights[2:3],)),
+    ):
+        split = train(**given, validation_split=0.5)
+        apart = train(**{name: array[:2] for name, array in given.items()}, validation_data=(x[[8]], y[[8]], *more))
+        assert split == apart, "the last two rows are 8 and again 1"
+    plain = {"x": x[:4], "y": y[:4]}  # divided by Keras itself
+    first = {name: array[:2] for name, array in plain.items()}
+    assert train(**plain, validation_split=0.5) == train(**first, validation_data=(x[2:4], y[2:4]))
 
 
 class _Rows(keras.utils.PyDataset):

@@ -133,6 +133,39 @@ def joined_too_early(mode: str) -> None:
             _fails(in_mode(mode, hvd.join), "join() waits for it")  # the others leave
 
 
+def left_early(ending: str) -> None:
+    """A rank that breaks out of the loop of a graph before the others is named by their error, whatever it does next.
+
+    ending: "shutdown", or "allreduce" for an operation that the other ranks do not request.
+    """
+    times: dict[str, Any] = {} if ending == "shutdown" else {"stall_check_s": 1.0, "stall_shutdown_s": 2.0}
+    with joined(**times):
+        weights = tf.Variable([1.0], name="weights")
+        data = tf.data.Dataset.from_tensor_slices(tf.ones((6, 1)))
+        limit = tf.constant(2 if hvd.rank() == 1 else 6)
+
+        def train() -> Any:
+            steps = tf.constant(0)
+            for rows in data:
+                if steps == limit:
+                    break
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(weights * rows)
+                (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [weights])
+                weights.assign_sub(0.1 * gradient)
+                steps += 1
+            return steps
+
+        words = ("ank 1 ", "shut hvdkit down") if ending == "shutdown" else ("rank 1 ", "the same operations")
+        if hvd.rank() != 1:
+            _fails(tf.function(train), *words)
+            np.testing.assert_allclose(weights.numpy(), [0.8], rtol=1e-6)  # of the steps that all ranks made
+            return
+        assert int(tf.function(train)()) == 2
+        if ending == "allreduce":
+            _fails(lambda: hvd.allreduce(tf.constant(1.0), name="loss"), *words)
+
+
 def refusals() -> None:
     """What cannot be is refused at once, with what to do."""
     try:
