@@ -324,6 +324,7 @@ def test_ranks_that_meet_at_different_steps_are_told() -> None:
     assert run_ranks(2, _different_settings) == ["PlanMismatchError"] * 2
 
 
+@pytest.mark.native("no engine takes part")
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_outer_step_is_that_of_torch(nesterov: bool) -> None:
     outer, random = OuterSGD(0.7, 0.9, nesterov), np.random.RandomState(1)
