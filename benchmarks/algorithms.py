@@ -2,8 +2,8 @@
 
     python -m benchmarks.algorithms
 
-"pieces" is best most often. A ratio is its time to that of the fastest of doubling, halving and
-pieces, over sums of 4 KiB to 64 MiB. The library's own allreduce, which hvdkit measures and may choose too, is left out.
+"pieces" is best most often. A ratio is its time to that of the fastest of doubling, halving and pieces, over sums of
+4 KiB to 64 MiB. The library's own allreduce, which hvdkit measures and may choose too, is left out.
 """
 
 from __future__ import annotations

@@ -461,7 +461,7 @@ def _staged() -> list[Any]:
 
     staging.is_staged = is_staged
     try:
-        made = _freeze_and_grow()
+        made = _freeze_and_grow(wrapped=False)
     finally:
         staging.is_staged = plain
     assert calls

@@ -43,7 +43,7 @@ PURE = [
 STANDARD = "__future__ collections dataclasses enum fnmatch functools ipaddress re shlex typing".split()
 #: Name -> its attributes that the plan may use; `Path` only of the file itself, for the agent's folder.
 PARTS = {"os": {"path"}, "os.path": {"join", "normpath"}}
-#: What the plan imports of modules that also read or act, none of which does. Those of config take a mapping.
+#: What the plan imports of modules that also read or act, none of which does. Those of settings take a mapping.
 BORROWED = {
     "hvdkit.config": {"Config", "read_config", "read_settings"},
     "hvdkit.errors": {"LaunchError"},
@@ -51,6 +51,8 @@ BORROWED = {
     "hvdkit.launch.agent.wire": {"find_unplanned"},
     "hvdkit.launch.allocations.schedulers": {"find_incomplete_slurm_job"},
     "hvdkit.launch.hostfiles": {"AUTO", "FoundHosts", "Host", "format_hosts"},
+    "hvdkit.package_settings": {"check_settings"},
+    "hvdkit.setting": {"Settings"},
     "hvdkit.startup": {"plan_variables"},
     "hvdkit.suggestion": {"did_you_mean"},
     "hvdkit.world": {"HOROVODRUN_STORE", "HVDRUN_RUN_ID", "name_as_horovodrun"},
