@@ -156,6 +156,33 @@ def test_a_rank_that_has_ended_without_it_is_reported_as_such() -> None:
     assert "rank 1 on b: has ended, with exit code 0" in report
 
 
+def test_a_wait_for_a_rank_that_has_ended_without_it_is_over_soon() -> None:
+    clock, ranks, waits = waits_of(3)
+    for rank, host in enumerate("abb"):
+        ranks.register(rank, host)
+    ranks.hear(0, [announce_init(60, 0)])
+    assert waits.left_s() == 60
+    ranks.end(1, End(0))
+    assert waits.left_s() == 5 and waits.take_due() is None
+    clock.now += 6
+    assert waits.take_due() == InitWait(6, (0,), (1, 2), True, ended=(1,))
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_wait_goes_on_if_the_ended_rank_had_joined_or_the_world_may_shrink(fixed: bool) -> None:
+    clock, ranks, _ = waits_of(2)
+    waits = InitWaits(ranks, fixed=fixed)
+    for rank in range(2):
+        ranks.register(rank, "a")
+    if fixed:  # what rank 0 reports of the same world may come later
+        ranks.hear(1, [announce_init(60, 0), READY])
+    ranks.hear(0, [announce_init(60, 0)])
+    ranks.end(1, End(0))
+    assert waits.left_s() == 60
+    clock.now += 60
+    assert waits.take_due() == InitWait(60, (0,), (1,), False)
+
+
 def run_with_late_rank(late: int, folder: Path, ranks: int, script: str, *options: str) -> tuple[int, str]:
     """Run a job of which one rank waits for hvdrun's report; returns the exit code and what hvdrun and ranks said."""
     reports = folder / "reports"

@@ -11,19 +11,23 @@ from hvdkit.launch.introspect.stack_report import ProcessStack, format_report, n
 from hvdkit.launch.state.ranks import Ranks, explain_exit
 from hvdkit.launcher_channel import START_MPI
 
+_ENDED_S = 5.0  # of a wait for a rank that has ended, before the job is given up
+
 
 class InitWait(NamedTuple):
     """A wait in hvd.init() that is due for a report.
 
     present: the ranks that wait. missing: the ranks that have not called it.
     part: only the ranks in `present` and `missing` have to call it; other ranks of the job need not.
+    ended: the missing ranks that have ended, and never call it.
     """
 
     seconds: float  # since the first of them called it
     present: tuple[int, ...]
     missing: tuple[int, ...]
-    over: bool  # the time limit has passed
+    over: bool  # the time limit has passed, or a missing rank has ended
     part: bool = False
+    ended: tuple[int, ...] = ()
 
 
 class InitWaits:
@@ -31,10 +35,12 @@ class InitWaits:
 
     Ranks that form a world from a part of the job, see InitCall.part, have a wait of their own. Intervals are settings
     of the rank that called init() first.
+
+    fixed: the world cannot do without a rank that has ended, as it can in an elastic job.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, *, fixed: bool = True) -> None:
+        self._ranks, self._fixed = ranks, fixed
         self._reported_s: dict[frozenset[int], float] = {}  # by part: time of the last report
 
     def left_s(self) -> float | None:
@@ -53,7 +59,15 @@ class InitWaits:
         self._reported_s[part] = now
         waited_s = now - first.init_called_s
         missing = sorted((part or self._ranks.members) - set(present))
-        return InitWait(waited_s, tuple(sorted(present)), tuple(missing), 0 < shutdown_s <= waited_s, bool(part))
+        ended = self._find_ended(missing) if waited_s >= _ENDED_S else ()
+        over = bool(ended) or 0 < shutdown_s <= waited_s
+        return InitWait(waited_s, tuple(sorted(present)), tuple(missing), over, bool(part), ended)
+
+    def _find_ended(self, missing: Iterable[int]) -> tuple[int, ...]:
+        """Return the missing ranks that have ended, and were never in a world: the wait has no end without them."""
+        states = self._ranks.states
+        known = sorted(rank for rank in missing if self._fixed and rank in states)
+        return tuple(rank for rank in known if states[rank].end is not None and not states[rank].joined)
 
     def _waits(self) -> list[tuple[float, list[int]]]:
         """Return the seconds until each wait is due, and its ranks in the order of their calls."""
@@ -73,6 +87,8 @@ class InitWaits:
                 due.append(max(since_s, self._reported_s.get(part, since_s)) + call.check_s)
             if call.shutdown_s > 0:
                 due.append(since_s + call.shutdown_s)
+            if self._find_ended((part or self._ranks.members).difference(rank for _, rank in calls)):
+                due.append(since_s + _ENDED_S)
             if due:
                 found.append((min(due) - now, [rank for _, rank in sorted(calls)]))
         return found
@@ -86,6 +102,7 @@ class InitWatchdog:
     say: prints a line.
     changed: called after each report, when `given_up` may have been set.
     describe: describes the job, with its name.
+    fixed: see InitWaits.
 
     given_up: the report on the wait that exceeded its limit; () without such a wait.
     """
@@ -97,10 +114,12 @@ class InitWatchdog:
         say: Callable[[str], None],
         changed: Callable[[], None],
         describe: Callable[[], Mapping[str, Any]],
+        *,
+        fixed: bool = True,
     ) -> None:
         self._ranks, self._take_stacks, self._describe = ranks, take_stacks, describe
         self._say, self._changed = say, changed
-        self._waits = InitWaits(ranks)
+        self._waits = InitWaits(ranks, fixed=fixed)
         self._reporting: asyncio.Task[None] | None = None
         self.given_up: tuple[str, ...] = ()
 
@@ -130,7 +149,10 @@ class InitWatchdog:
             for line in lines:
                 self._say(line)
         elif any(state.init_call is not None for state in self._ranks.states.values()):  # they may have joined
-            self.given_up = (*lines, f"The job was given up after {wait.seconds:.0f} s (--stall-shutdown-s).")
+            why = f"after {wait.seconds:.0f} s (--stall-shutdown-s)"
+            if wait.ended:
+                why = f"because {_name(wait.ended, self._ranks)} cannot call it any more"
+            self.given_up = (*lines, f"The job was given up {why}.")
         self._changed()
 
 

@@ -22,6 +22,7 @@ from hvdkit.launch.elastic.monitor import ElasticMonitor
 from hvdkit.launch.introspect.init_watchdog import InitWatchdog
 from hvdkit.launch.introspect.metrics import MetricsServer
 from hvdkit.launch.introspect.query_server import QueryServer
+from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
 from hvdkit.launch.plan.resources import check_gpus, find_problems
@@ -83,7 +84,8 @@ class Runner:
         self._tracebacks = Tracebacks(output.write, self._format_prefix)
         output.flush_ranks = self._tracebacks.flush
         self._init_watchdog = InitWatchdog(
-            self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe
+            *(self.ranks, self._control.take_stacks, output.say, self._changed.set, self._describe),
+            fixed=job.elasticity is not Elasticity.SURVIVE,
         )
         self._name = ""
         self._since = time.time()

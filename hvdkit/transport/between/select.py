@@ -3,8 +3,8 @@
 The algorithms and their costs are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), plus the cost for a rank of each of several messages in flight.
 
-By this model one algorithm alone would take x1.0 to x1.1 of the fastest of the three on 2 to 16 hosts of Ethernet, x2.1 at
-100 Gbit/s on 32 to 64 hosts, x1.5 there for sums from 1 MiB on (`python -m benchmarks.algorithms`).
+By this model one algorithm alone would take x1.0 to x1.1 of the fastest of the three on 2 to 16 hosts of Ethernet,
+x2.1 at 100 Gbit/s on 32 to 64 hosts, x1.5 there for sums from 1 MiB on (`python -m benchmarks.algorithms`).
 """
 
 from __future__ import annotations
