@@ -11,13 +11,26 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from hvdkit.engine.api import Array, Buffer, Transport, make_buffer
-from hvdkit.transport.api import check_alltoall, check_counts, check_root
-from hvdkit.transport.arithmetic import NumpyArithmetic, check_reduction
-from hvdkit.transport.buckets import Buckets, BucketSpec, InPlaceSegment, Phases
-from hvdkit.transport.buffer import Op
-from hvdkit.transport.division import Groups, check_groups, find_group
-from hvdkit.transport.request import closed_before
+from hvdkit.engine.api import (
+    Array,
+    Buckets,
+    BucketSpec,
+    Buffer,
+    Groups,
+    InPlaceSegment,
+    NumpyArithmetic,
+    Op,
+    Phases,
+    Transport,
+    check_alltoall,
+    check_counts,
+    check_groups,
+    check_reduction,
+    check_root,
+    closed_before,
+    find_group,
+    make_buffer,
+)
 
 
 class PickledTransport(Transport):

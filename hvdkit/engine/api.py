@@ -30,6 +30,9 @@ To add
   an engine    subclass EngineProvider (connects the ranks, opens the Engine of a group) and Engine (submit, do, wait,
                join, leave, close), in a package with an entry point of the group `hvdkit.engines`. See
                packages/horovod.
+  a transport  subclass Transport and define its abstract collectives; NumpyArithmetic adds and casts, check_counts()
+               and the other checks refuse arguments, SteppedBuckets make progress in steps. See
+               examples/extensions/pickled_transport.py.
   a hook       any object with begin_step() and reduced(), passed to set_gradient_hook() of the strategy's driver.
                See hvdkit/keras/balanced_dataset.py.
   a source     an adapter's: fill(), drain() and on_plan(). See hvdkit/torch/source.py, engine/planned/arrays.py.
@@ -58,19 +61,43 @@ from hvdkit.engine.request import ReduceOptions, check_gradient
 from hvdkit.engine.runtime import is_initialized, on_init, runtime
 from hvdkit.engine.startup import Opener
 from hvdkit.engine.strategy import Parameters, Strategy, other_engine
-from hvdkit.transport.api import Transport
-from hvdkit.transport.buffer import COMPLEX, Array, Buffer, as_buffer, make_buffer
+from hvdkit.transport.api import Transport, check_alltoall, check_counts, check_root
+from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic, check_reduction
+from hvdkit.transport.backend import Abort
+from hvdkit.transport.buckets import (
+    ALLREDUCE,
+    Buckets,
+    BucketSpec,
+    InPlaceSegment,
+    Phases,
+    SteppedBuckets,
+    plan_memory,
+    see_as,
+)
+from hvdkit.transport.buffer import COMPLEX, SCALED, STORAGE, Array, Buffer, Narrow, Op, as_buffer, make_buffer
+from hvdkit.transport.coding.api import Coding
+from hvdkit.transport.division import Groups, check_groups, find_group
+from hvdkit.transport.part import Part
+from hvdkit.transport.polling import Backoff, check_refused
+from hvdkit.transport.request import Request, closed_before, leave_behind
 from hvdkit.transport.small_collectives import allgather_object, broadcast_bytes, gather_bytes
 
 __all__ = [
+    "ALLREDUCE",
+    "Abort",
     "Action",
     "AllReduce",
     "Announcement",
+    "Arithmetic",
     "Array",
     "ArrayAverage",
     "Average",
+    "Backoff",
+    "BucketSpec",
+    "Buckets",
     "Buffer",
     "COMPLEX",
+    "Coding",
     "CollectiveCaller",
     "Engine",
     "EngineProvider",
@@ -78,21 +105,32 @@ __all__ = [
     "FlatValues",
     "GradientHook",
     "Group",
+    "Groups",
+    "InPlaceSegment",
     "JOIN",
     "JOINING",
     "Joining",
+    "Narrow",
+    "NumpyArithmetic",
+    "Op",
     "Opener",
     "Operation",
     "OwnTensors",
     "ParameterValues",
     "Parameters",
+    "Part",
+    "Phases",
     "Plan",
     "ProcessSet",
     "ReduceOp",
     "ReduceOptions",
+    "Request",
+    "SCALED",
     "SHUT_DOWN",
+    "STORAGE",
     "Seconds",
     "Statistics",
+    "SteppedBuckets",
     "Strategy",
     "Sum",
     "TensorSource",
@@ -102,19 +140,30 @@ __all__ = [
     "as_buffer",
     "broadcast_bytes",
     "broadcast_object",
+    "check_alltoall",
+    "check_counts",
     "check_gradient",
+    "check_groups",
     "check_process_set",
+    "check_reduction",
+    "check_refused",
+    "check_root",
     "check_tensors",
+    "closed_before",
     "collective_step",
     "do",
+    "find_group",
     "gather_bytes",
     "global_process_set",
-    "is_initialized",
     "group_of",
+    "is_initialized",
+    "leave_behind",
     "make_buffer",
     "on_init",
     "other_engine",
+    "plan_memory",
     "reduce_options",
     "runtime",
+    "see_as",
     "zeros_for",
 ]

@@ -19,10 +19,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hvdkit.engine.api import Array, Transport, make_buffer
+from hvdkit.engine.api import Array, Request, Transport, leave_behind, make_buffer
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.log import logger
-from hvdkit.transport.request import Request, leave_behind
 
 #: Number of elements before the numbers, of their dtype to keep these aligned: the kind of the message, and in answers
 #: values of the service.

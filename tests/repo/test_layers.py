@@ -67,7 +67,7 @@ FRONT_DOORS = {
 # between hosts, and the transport of a single rank. Nothing of the folders of a transport.
 COMMON_TRANSPORT = (
     "addresses api arithmetic backend buckets buffer device division mailbox part polling select single "
-    "small_collectives coding between.select"
+    "request small_collectives coding between.select"
 ).split()
 # Files that still import more. It gets shorter only.
 ONE_TRANSPORT: dict[str, set[str]] = {}

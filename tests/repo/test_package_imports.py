@@ -24,8 +24,7 @@ FURTHER = {
     "horovod": "alias engine.named.integers hook launch.cli.numbers launch.detect.hosts launch.detect.mpi "
     "launch.process tensorflow.variables tools.cuda_toolkit "
     "tools.doctor.collect.probes tools.installed torch.layout "
-    "transport.arithmetic transport.backend transport.buckets transport.buffer transport.coding.api "
-    "transport.division transport.mpi.backend transport.mpi.library transport.part transport.polling",
+    "transport.mpi.backend transport.mpi.library",
     "migrate": "",
     "planner": "launch.cli.numbers launch.detect.hosts tools.bench.report tools.charts",
     "ray": "elastic.regrouping elastic.state integrations.ranks transport.select",
@@ -34,7 +33,7 @@ FURTHER = {
     "wrap": "startup.after_import torch.autograd training.schedules training.sharding visible_gpus",
     "balance": "",
     "parallel": "",
-    "strategies": "transport.request",
+    "strategies": "",
     "tracking": "engine.observe.totals",
 }
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdkit.engine.api import Buffer
+from hvdkit.engine.api import STORAGE, Buffer
 from hvdkit.engine.named.integers import multiply
 from hvdkit.errors import HorovodInternalError, MissingDependencyError
-from hvdkit.transport.buffer import STORAGE
 
 REDUCTIONS = frozenset({"allreduce", "reducescatter"})
 #: Operations whose results are in the given arrays; the others return new arrays.

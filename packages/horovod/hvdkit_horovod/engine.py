@@ -12,14 +12,15 @@ from hvdkit.engine.api import (
     SHUT_DOWN,
     Action,
     Announcement,
+    Backoff,
     Engine,
     Joining,
     Operation,
     Transport,
+    check_refused,
     gather_bytes,
 )
 from hvdkit.errors import HorovodInternalError
-from hvdkit.transport.polling import Backoff, check_refused
 from hvdkit_horovod.operations import Running, collect, start_operation
 from hvdkit_horovod.transport import HorovodTransport
 

@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdkit.engine.api import JOIN, Operation, ReduceOptions, TensorSpec, Transport, check_gradient, check_tensors
-from hvdkit.transport.buffer import SCALED
+from hvdkit.engine.api import (
+    JOIN,
+    SCALED,
+    Operation,
+    ReduceOptions,
+    TensorSpec,
+    Transport,
+    check_gradient,
+    check_tensors,
+)
 from hvdkit_horovod.binding import REDUCTIONS, Call, Request
 from hvdkit_horovod.transport import HorovodTransport
 from hvdkit_horovod.wire import check_wire

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.api import Engine, EngineProvider, Opener, Transport
-from hvdkit.transport.backend import Abort
-from hvdkit.transport.part import Part
+from hvdkit.engine.api import Abort, Engine, EngineProvider, Opener, Part, Transport
 from hvdkit.world import World
 from hvdkit_horovod.binding import Binding
 from hvdkit_horovod.choice import built_bindings, judge_offer

@@ -6,12 +6,11 @@ import os
 
 from hvdkit.alias import real_horovod
 from hvdkit.config import Config
+from hvdkit.engine.api import Abort, Part
 from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
-from hvdkit.transport.backend import Abort
 from hvdkit.transport.mpi.backend import open_part
 from hvdkit.transport.mpi.library import abort, call_mpi, can_load_mpi, load_mpi
-from hvdkit.transport.part import Part
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 from hvdkit_horovod.binding import Binding
 from hvdkit_horovod.choice import CURE, built_bindings, choose_binding

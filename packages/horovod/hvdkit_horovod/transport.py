@@ -11,13 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from hvdkit.engine.api import Buffer, Transport, make_buffer
+from hvdkit.engine.api import (
+    ALLREDUCE,
+    Arithmetic,
+    Backoff,
+    BucketSpec,
+    Buffer,
+    Groups,
+    InPlaceSegment,
+    NumpyArithmetic,
+    Op,
+    Phases,
+    SteppedBuckets,
+    Transport,
+    make_buffer,
+    plan_memory,
+    see_as,
+)
 from hvdkit.errors import TransportError
-from hvdkit.transport.arithmetic import Arithmetic, NumpyArithmetic
-from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
-from hvdkit.transport.buffer import Op
-from hvdkit.transport.division import Groups
-from hvdkit.transport.polling import Backoff
 from hvdkit_horovod.binding import Binding, Call, Request
 from hvdkit_horovod.wire import check_wire
 

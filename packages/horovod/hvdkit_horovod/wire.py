@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hvdkit.transport.buffer import Narrow
-from hvdkit.transport.coding.api import Coding
+from hvdkit.engine.api import Coding, Narrow
 
 
 def check_wire(what: str, dtype: str, wire: Narrow | Coding) -> Narrow:
