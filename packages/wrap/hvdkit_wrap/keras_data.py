@@ -12,7 +12,7 @@ import numpy as np
 
 import hvdkit.keras as hvd
 from hvdkit.training.sharding import Indices, plan_order
-from hvdkit_wrap import randomness
+from hvdkit_wrap import keras_weights, randomness
 from hvdkit_wrap.keras_tf_data import split_tf_data
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import current
@@ -35,6 +35,8 @@ def split(model: Any, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     weighs = _may_weigh(model) and not given.get("class_weight")  # Keras accepts only one of them
     rows = f"the script's, split over {size} ranks" if times == 1 else f"{size} batches of the script per step"
     with ExitStack() as stack:
+        if weighs:
+            stack.enter_context(keras_weights.adapt(model))
         if isinstance(x, keras.utils.PyDataset):
             shuffle, given["shuffle"] = given.get("shuffle", True), False
             given["x"] = _PyDatasetPart(x, times=times, shuffle=bool(shuffle), weighs=weighs)
@@ -122,11 +124,13 @@ def _take(array: Any, rows: Any) -> Any:
     return keras.ops.convert_to_numpy(array)[rows]
 
 
-def _weighed(batch: tuple[Any, ...], share: Share) -> tuple[Any, ...]:
-    """Multiply the samples' weights by mean_weight, so that the average over the ranks is the mean over all rows."""
+def _weighed(batch: tuple[Any, ...], share: Share, size: int) -> tuple[Any, ...]:
+    """Weigh the samples by mean_weight, so that the average over the ranks is the mean over all rows."""
     x, y, given = (*batch, None, None)[:3]
-    weights = np.full(len(share.rows), share.mean_weight, np.float32)
-    return x, y, weights if given is None else np.asarray(given) * weights
+    part = np.full(len(share.rows), 1.0 if share.split else 1.0 / size, np.float32)
+    mean = np.full(len(share.rows), share.mean_weight, np.float32)
+    own = part if given is None else keras.tree.map_structure(lambda one: np.asarray(one, np.float32) * part[0], given)
+    return x, y, keras_weights.pack(own, mean, part)
 
 
 class _SplitArrays(keras.utils.PyDataset):
@@ -144,7 +148,7 @@ class _SplitArrays(keras.utils.PyDataset):
         self._rank, self._size = hvd.rank(), hvd.size()
         self._seed = _common_seed() if shuffle else None
         uneven = any(
-            is_split(one, size=self._size, nominal=batch) and one % self._size
+            one and (one % self._size or not is_split(one, size=self._size, nominal=batch))
             for one in {min(batch, self._count), self._count % batch}
         )
         self._weighs = uneven and weighs and len(self._arrays) > 1
@@ -158,7 +162,7 @@ class _SplitArrays(keras.utils.PyDataset):
         share = plan_share(batch, rank=self._rank, size=self._size, nominal=self.batch)
         rows = np.asarray(share.rows, np.int64)
         parts = tuple(None if one is None else _rows(one, rows) for one in self._arrays)
-        return _weighed(parts, share) if self._weighs else parts
+        return _weighed(parts, share, self._size) if self._weighs else parts
 
     def on_epoch_end(self) -> None:
         self._epoch += 1
@@ -200,7 +204,7 @@ class _PyDatasetPart(keras.utils.PyDataset):
         rows = slice(share.rows[0], share.rows[-1] + 1)
         part = keras.tree.map_structure(lambda one: None if one is None else one[rows], batch)
         weighs = self._weighs and isinstance(part, tuple) and len(part) > 1
-        return _weighed(part, share) if weighs else part
+        return _weighed(part, share, self._size) if weighs else part
 
     def on_epoch_begin(self) -> None:
         self._whole.on_epoch_begin()

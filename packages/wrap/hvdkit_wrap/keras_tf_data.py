@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvdkit_wrap.keras_weights import pack
+
 
 def split_tf_data(data: Any, *, rank: int, size: int, weighs: bool) -> Any:
     """Return the dataset with this rank's rows of each batch; all ranks get a whole batch with fewer rows than ranks.
@@ -23,8 +25,10 @@ def split_tf_data(data: Any, *, rank: int, size: int, weighs: bool) -> Any:
             return mine[0]
         if not weighs:
             return mine
-        weight = tf.where(split, tf.cast(size * (after - first), tf.float32) / tf.cast(count, tf.float32), 1.0)
-        weights = tf.fill([after - first], weight)
-        return (*mine[:2], weights if len(mine) < 3 else tf.cast(mine[2], tf.float32) * weights)
+        rows, whole = tf.cast(after - first, tf.float32), tf.cast(count, tf.float32)
+        mean = tf.fill([after - first], tf.where(split, size * rows / whole, 1.0))
+        here = tf.fill([after - first], tf.where(split, 1.0, 1.0 / size))
+        own = here if len(mine) < 3 else tf.nest.map_structure(lambda one: tf.cast(one, tf.float32) * here[0], mine[2])
+        return (*mine[:2], pack(own, mean, here))
 
     return data.map(part, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)

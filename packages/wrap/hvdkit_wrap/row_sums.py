@@ -17,11 +17,11 @@ _COUNTS = ("len", "size")
 class Product(NamedTuple):
     """A product of loss.item() and another factor.
 
-    line: of the product. function: first and last line of the function around it. factor: the other factor.
+    line: of the product. calls: first and last lines of the calls of item(). factor: the other factor.
     """
 
     line: int
-    function: tuple[int, int]
+    calls: tuple[tuple[int, int], ...]
     factor: ast.expr
 
 
@@ -31,7 +31,7 @@ def find_product(frame: FrameType, rows: int) -> int:
     frame: of the script, where item() is called. rows: this rank's rows of the batch.
     """
     for product in _read_products(frame.f_code.co_filename):
-        if not product.function[0] <= frame.f_lineno <= product.function[1]:
+        if not any(first <= frame.f_lineno <= last for first, last in product.calls):
             continue
         try:
             value = _evaluate(product.factor, frame)
@@ -52,25 +52,69 @@ def _read_products(file: str) -> tuple[Product, ...]:
 
 
 def _list_products(tree: ast.Module) -> Iterator[Product]:
-    """List the products in a script, without those whose count is summed too: then the script divides by that sum."""
-    nodes = list(ast.walk(tree))
-    functions = [(one.lineno, one.end_lineno or one.lineno) for one in nodes if isinstance(one, ast.FunctionDef)]
-    losses = {
-        target.id
-        for one in nodes
-        if isinstance(one, ast.Assign) and _is_item(one.value)
-        for target in one.targets
-        if isinstance(target, ast.Name)
-    }
-    summed = {ast.dump(one.value) for one in nodes if isinstance(one, ast.AugAssign)}
+    """List the products in a script, without those whose sum is divided by the sum of the same counts."""
+    functions = [one for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    for scope in (tree, *functions):
+        nodes = list(_walk(scope))
+        losses: dict[str, list[ast.expr]] = {}
+        for one in nodes:
+            if isinstance(one, ast.Assign) and _is_item(one.value):
+                for target in one.targets:
+                    losses.setdefault(ast.unparse(target), []).append(one.value)
+        sums, divisions = _list_sums(nodes), _list_divisions(nodes)
+        for one in nodes:
+            if not (isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mult)):
+                continue
+            for loss, count in ((one.left, one.right), (one.right, one.left)):
+                calls = [loss] if _is_item(loss) else losses.get(ast.unparse(loss), [])
+                if calls and _is_plain(count) and not _is_divided_by_counts(one, count, sums, divisions):
+                    lines = tuple((call.lineno, call.end_lineno or call.lineno) for call in calls)
+                    yield Product(one.lineno, lines, count)
+
+
+def _walk(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module or function, without those of the functions in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield child
+            yield from _walk(child)
+
+
+def _is_divided_by_counts(
+    product: ast.expr, count: ast.expr, sums: list[tuple[str, ast.expr]], divisions: list[tuple[str, ast.expr]]
+) -> bool:
+    """Is `count` summed too, and does each division of the sum of the products have that sum in its divisor?
+
+    A sum that is not divided in this function may be divided by the counts elsewhere.
+    """
+    counters = {target for target, value in sums if ast.unparse(value) == ast.unparse(count)}
+    totals = {target for target, value in sums if any(one is product for one in ast.walk(value))}
+    divisors = [divisor for total, divisor in divisions if total in totals]
+    named = [{ast.unparse(one) for one in ast.walk(divisor) if isinstance(one, ast.expr)} for divisor in divisors]
+    return bool(counters) and all(names & counters for names in named)
+
+
+def _list_sums(nodes: list[ast.AST]) -> list[tuple[str, ast.expr]]:
+    """List (target, value) of target += value and of target = target + value."""
+    sums: list[tuple[str, ast.expr]] = []
     for one in nodes:
-        if not (isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mult)):
-            continue
-        for loss, count in ((one.left, one.right), (one.right, one.left)):
-            is_loss = _is_item(loss) or (isinstance(loss, ast.Name) and loss.id in losses)
-            if is_loss and _is_plain(count) and ast.dump(count) not in summed:
-                around = [each for each in functions if each[0] <= one.lineno <= each[1]]
-                yield Product(one.lineno, max(around, default=(1, 10**9)), count)
+        if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add):
+            sums.append((ast.unparse(one.target), one.value))
+        elif isinstance(one, ast.Assign) and isinstance(one.value, ast.BinOp) and isinstance(one.value.op, ast.Add):
+            target, left, right = ast.unparse(one.targets[0]), one.value.left, one.value.right
+            sums += [(target, new) for old, new in ((left, right), (right, left)) if ast.unparse(old) == target]
+    return sums
+
+
+def _list_divisions(nodes: list[ast.AST]) -> list[tuple[str, ast.expr]]:
+    """List (dividend, divisor) of dividend / divisor and of dividend /= divisor."""
+    divisions: list[tuple[str, ast.expr]] = []
+    for one in nodes:
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div):
+            divisions.append((ast.unparse(one.left), one.right))
+        elif isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Div):
+            divisions.append((ast.unparse(one.target), one.value))
+    return divisions
 
 
 def _evaluate(node: ast.expr, frame: FrameType) -> Any:

@@ -35,6 +35,21 @@ def test_fit_ends_on_two_ranks_as_in_one_process(tmp_path: Path, backend: str, m
     assert said.count("hvdrun --wrap") == 1 and "wrap_keras_script.py:" in said, said
 
 
+@pytest.mark.parametrize(
+    "backend",
+    ["jax", pytest.param("tensorflow", marks=pytest.mark.slow), pytest.param("torch", marks=pytest.mark.slow)],
+)
+def test_the_logged_loss_and_weighted_metrics_of_unequal_parts_are_those_of_one_process(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(backend, monkeypatch)
+    said, _ = run("wrap_keras_metrics_script.py", ranks=3)
+    rows = [[float(word) for word in line.removeprefix("[0] ").split()] for line in said.splitlines()]
+    assert len(rows) == (4 if backend == "tensorflow" else 3)
+    for logged, whole, right, all_right in rows:
+        assert (logged, right) == pytest.approx((whole, all_right), abs=2e-6), said
+
+
 @pytest.mark.slow
 def test_a_multiplied_batch_is_warmed_up_once_and_what_cannot_be_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
