@@ -31,6 +31,13 @@ def test_all_ranks_stop_together(backend: str, size: int, check: str) -> None:
     run_check(size, backend, f"keras_stops:{check}")
 
 
+@pytest.mark.native("Horovod's core reports no waits for gradients")
+@each_backend_once_on_three
+@pytest.mark.parametrize("check", ["other_epochs", "shorter_generator"])
+def test_ranks_with_other_numbers_of_batches(backend: str, size: int, check: str) -> None:
+    run_check(size, backend, f"keras_stops:{check}")
+
+
 @pytest.mark.slow
 @each_backend_once_on_three
 @pytest.mark.parametrize("check", ["all_ranks_stop", "stopped_from_elsewhere"])

@@ -162,6 +162,40 @@ def other_numbers_of_steps() -> None:
             fit(make_model(), optimizer, (x[:rows], y[:rows]), rows=ROWS)
 
 
+def other_epochs() -> None:
+    """Ranks with different `epochs` or `initial_epoch` are told before the first batch."""
+    with joined():
+        last = hvd.rank() == hvd.size() - 1
+        data = mine(make_data(1))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        with raises(
+            hvd.HorovodInternalError,
+            f"arguments `epochs` on the ranks: 2 on rank 0, {3 if hvd.size() == 2 else 2} on rank 1",
+        ):
+            fit(make_model(), optimizer, data, rows=ROWS, epochs=3 if last else 2)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        with raises(
+            hvd.HorovodInternalError,
+            f"different epochs on the ranks, counted from 0: 0 on rank 0, {1 if hvd.size() == 2 else 0} on rank 1",
+        ):
+            fit(make_model(), optimizer, data, rows=ROWS, initial_epoch=int(last))
+        assert int(np.array(optimizer.iterations)) == 0
+
+
+def shorter_generator() -> None:
+    """The last rank's generator of unknown length ends first; all ranks get the error that names it."""
+    with joined():
+        last = hvd.rank() == hvd.size() - 1
+        x, y = mine(make_data(BATCHES))
+        batches = [(x[at : at + ROWS], y[at : at + ROWS]) for at in range(0, len(x), ROWS)]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        callbacks = [hvd.callbacks.MetricAverageCallback()]
+        said = f"has the end of epoch 1 of fit() after {BATCHES - 2} steps"
+        with raises(Exception, said):  # in a compiled step, of the backend
+            data = ((batch for batch in batches[: BATCHES - 2 * last]),)
+            fit(make_model(), optimizer, data, rows=None, epochs=1, callbacks=callbacks)
+
+
 def not_a_number() -> None:
     """The loss is not a number on the last rank a batch before it is on the others."""
     with joined():

@@ -12,7 +12,7 @@ import weakref
 
 from hvdkit.engine.named.api import Engine
 from hvdkit.engine.named.operation import Announcement, Operation
-from hvdkit.errors import TransportError
+from hvdkit.errors import HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.buckets import Buckets
 from hvdkit.transport.polling import Backoff
 
@@ -104,9 +104,13 @@ class Watch:
         self._began_s = 0.0
         self._operation: Operation | None = None
 
+    def name(self, number: int) -> str:
+        """Return the name of the operation that reports a wait in this round, the same on all ranks."""
+        return f"gradients of {self._plan}, reduction {number}"
+
     def begin(self, number: int) -> None:
         """Take note that a wait begins. number: of the round, the same on all ranks."""
-        self._began_s, self._name = time.monotonic(), f"gradients of {self._plan}, reduction {number}"
+        self._began_s, self._name = time.monotonic(), self.name(number)
 
     def look(self) -> None:
         """Report the wait if it is long; called at intervals. Raises HorovodInternalError if the operation failed."""
@@ -114,6 +118,13 @@ class Watch:
             if time.monotonic() - self._began_s > self._notice_s:
                 self._operation = self._engine.submit(self._name, _WAIT, ())
         elif self._operation.error is not None:
+            raise self._operation.error
+
+    def raise_disagreement(self) -> None:
+        """Raise RanksDisagreeError if the wait is one: other ranks, which have it already, may have ended since."""
+        with contextlib.suppress(HorovodInternalError):
+            self._engine.drive()
+        if self._operation is not None and isinstance(self._operation.error, RanksDisagreeError):
             raise self._operation.error
 
     def end(self) -> None:

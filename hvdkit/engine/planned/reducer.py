@@ -198,6 +198,11 @@ class BucketReducer:
         """Has a bucket of this round been started?"""
         return self._next > 0
 
+    @property
+    def next_wait(self) -> str:
+        """The name of the operation that reports a wait in the next round; "" if waits are not reported."""
+        return "" if self._watch is None else self._watch.name(self._rounds[self.context.name])
+
     def started(self, tensor: int) -> bool:
         """Return whether the tensor, or a slice of it, has been sent in this round."""
         return self._buckets_needing[tensor][0] < self._next
@@ -268,6 +273,9 @@ class BucketReducer:
             watch.begin(self._rounds[self.context.name])
             try:
                 self._buckets.wait(bucket, watch.look)
+            except RankLostError:
+                watch.raise_disagreement()
+                raise
             finally:
                 watch.end()
         except RankLostError as error:

@@ -79,6 +79,11 @@ class ParameterGather:
             raise RankLostError(f"{error} The parameters {self._plan.name(index)} were being gathered.") from None
         self._values.drain(2 * index + 1, self._data[index], ())
 
+    @property
+    def next_wait(self) -> str:
+        """See JoinedPlan. Waits for parameters are not reported."""
+        return ""
+
     def zero_rounds(self) -> NoReturn:
         """Raise HorovodInternalError, because a joined rank would have to go on updating its shard."""
         raise HorovodInternalError(

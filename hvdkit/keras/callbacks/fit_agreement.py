@@ -22,6 +22,7 @@ from hvdkit.engine.named.submit import largest
 from hvdkit.errors import RanksDisagreeError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.callbacks.early_stopping import EarlyStopping
+from hvdkit.keras.callbacks.epoch_end import EpochEnd
 from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.statistics import warn_of_statistics
@@ -41,12 +42,16 @@ class FitAgreement:
     process_set: the ranks that train together, more than one.
     every: number of batches between agreements, if a callback may stop training in a batch; 0: only at the ends of
     epochs.
+    even: whether all ranks reduce gradients in each step, so that other numbers of steps are an error.
     """
 
-    def __init__(self, callbacks: list[Any], model: keras.Model, process_set: ProcessSet, every: int) -> None:
+    def __init__(
+        self, callbacks: list[Any], model: keras.Model, process_set: ProcessSet, every: int, *, even: bool = False
+    ) -> None:
         self._callbacks, self._model, self._process_set, self._every = callbacks, model, process_set, every
         self._group = process_set.group("fit()")
         self._size, self._rank = self._group.size, self._group.transport.rank
+        self._epoch_end = EpochEnd(self._group.engine) if even else None
         self._epoch = self._batches = 0
         self._in_batches = False  # whether a callback of any rank may stop in a batch
         self._asked = False  # whether this rank wants to stop, and has not agreed with the others yet
@@ -56,32 +61,52 @@ class FitAgreement:
         if self._rank != 0:
             _silence(callbacks)
 
-    def begin(self, steps: int | None) -> bool:
+    def begin(self, steps: int | None, epochs: int | None) -> bool:
         """Return whether the ranks can agree at the ends of epochs, and have a reason to; collective.
 
-        steps: of an epoch on this rank; None: unknown. Raises RanksDisagreeError if the numbers differ between ranks,
-        as these would wait for each other at different points.
+        steps: of an epoch on this rank; None: unknown.
+        epochs: the argument of fit(); None: unknown.
+        Raises RanksDisagreeError if the numbers differ between ranks, as these would wait for each other at different
+        points.
         """
-        everyone = self._gather((steps, any(map(_may_stop, self._callbacks))))
-        counts = [count for count, _ in everyone]
+        everyone = self._gather((steps, epochs, any(map(_agrees, self._callbacks))))
+        counts = [count for count, _, _ in everyone]
         known = None not in counts
-        if known and len(set(counts)) > 1:
-            numbers = ", ".join(
-                f"{count} on rank {rank}" for rank, count in zip(self._group.ranks, counts, strict=True)
+        if known:
+            self._compare(
+                counts,
+                "fit() has different numbers of steps in an epoch on the ranks",
+                "Give every rank the same number of steps, with hvd.shard() or steps_per_epoch.",
             )
-            raise RanksDisagreeError(
-                f"fit() has different numbers of steps in an epoch on the ranks: {numbers}. Give every rank the same "
-                f"number of steps, with hvd.shard() or steps_per_epoch."
+        self._compare(
+            [count for _, count, _ in everyone],
+            "fit() has different arguments `epochs` on the ranks",
+            "Call it with the same `epochs` on every rank.",
+        )
+        return known or any(agrees for _, _, agrees in everyone)
+
+    def _compare(self, numbers: list[Any], what: str, cure: str) -> None:
+        """Raise RanksDisagreeError if the ranks' numbers differ."""
+        if len(set(numbers)) > 1:
+            those = ", ".join(
+                f"{number} on rank {rank}" for rank, number in zip(self._group.ranks, numbers, strict=True)
             )
-        return known or any(may_stop for _, may_stop in everyone)
+            raise RanksDisagreeError(f"{what}: {those}. {cure}")
 
     def begin_epoch(self, epoch: int) -> None:
         """Agree on a stop that a callback requested before the first batch, and on when to agree; collective."""
         self._epoch, self._batches, self._agreed = epoch, 0, False
         may_stop = self._every > 0 and any(map(_may_stop_in_batch, self._callbacks))
-        everyone = self._gather((bool(self._model.stop_training), may_stop))
-        self._in_batches = any(may_stop for _, may_stop in everyone)
-        self._stop([rank for rank, (stop, _) in enumerate(everyone) if stop], "before")
+        everyone = self._gather((bool(self._model.stop_training), may_stop, epoch))
+        self._compare(
+            [number for _, _, number in everyone],
+            "fit() is in different epochs on the ranks, counted from 0",
+            "Call it with the same `initial_epoch` on every rank.",
+        )
+        self._in_batches = any(may_stop for _, may_stop, _ in everyone)
+        self._stop([rank for rank, (stop, _, _) in enumerate(everyone) if stop], "before")
+        if self._epoch_end is not None:
+            self._epoch_end.begin()
 
     def end_batch(self, batch: int) -> None:
         """Agree after a batch if that is due; collective then."""
@@ -100,6 +125,12 @@ class FitAgreement:
                     "model.stop_training was set within an epoch, and not by a callback after a batch. All ranks stop "
                     "at the end of this epoch. To stop earlier, set it in on_train_batch_end() of a callback."
                 )
+
+    def check_steps(self) -> None:
+        """Raise RanksDisagreeError on all ranks if others have more batches in this epoch; collective."""
+        if self._epoch_end is not None:
+            settle()
+            self._epoch_end.check(self._epoch + 1)
 
     def end_epoch(self, logs: Any) -> None:
         """Agree at the end of an epoch; collective. logs: as the first callback saw them."""
@@ -148,6 +179,11 @@ def _may_stop(callback: Any) -> bool:
     """Return whether it runs code of any hook that may set stop_training."""
     stops = isinstance(callback, (keras.callbacks.TerminateOnNaN, keras.callbacks.EarlyStopping))
     return stops or _has_own(callback, [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")])
+
+
+def _agrees(callback: Any) -> bool:
+    """Return whether the ranks must be at the end of an epoch together for it."""
+    return isinstance(callback, MetricAverageCallback) or _may_stop(callback)
 
 
 def _has_own(callback: Any, hooks: Iterable[str]) -> bool:
@@ -220,8 +256,9 @@ def _open(callbacks: Any) -> FitAgreement | None:
     every = 0 if isinstance(strategy, BackupSteps) else 1
     if isinstance(strategy, PeriodicAverage):
         every = strategy.every
-    agreement = FitAgreement(callbacks.callbacks, model, process_set, every)
-    return agreement if agreement.begin((callbacks.params or {}).get("steps")) else None
+    agreement = FitAgreement(callbacks.callbacks, model, process_set, every, even=strategy is None)
+    params = callbacks.params or {}
+    return agreement if agreement.begin(params.get("steps"), params.get("epochs")) else None
 
 
 def _find_sync(model: Any) -> GradientSync | None:
@@ -251,6 +288,10 @@ def install() -> None:
     def end_epoch(agreement: FitAgreement, epoch: int, logs: Any = None) -> None:
         agreement.end_epoch(logs)
 
+    def check_steps(agreement: FitAgreement, epoch: int, logs: Any = None) -> None:
+        agreement.check_steps()
+
+    _call_before("on_epoch_end", _if_open(check_steps))  # callbacks may call collectives there
     _call_after("on_train_begin", begin)
     for name, act in (("on_epoch_begin", begin_epoch), ("on_train_batch_end", end_batch), ("on_epoch_end", end_epoch)):
         _call_after(name, _if_open(act))
@@ -271,5 +312,16 @@ def _call_after(name: str, act: Callable[..., None]) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         own(self, *args, **kwargs)
         act(self, *args, **kwargs)
+
+    setattr(keras.callbacks.CallbackList, name, call)
+
+
+def _call_before(name: str, act: Callable[..., None]) -> None:
+    own = getattr(keras.callbacks.CallbackList, name)
+
+    @functools.wraps(own)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        act(self, *args, **kwargs)
+        own(self, *args, **kwargs)
 
     setattr(keras.callbacks.CallbackList, name, call)

@@ -109,7 +109,8 @@ class ShardedGradient(torch.Tensor):
             f"elements of the gradient of {mine.owner}, so {func} is not possible. clip_grad_norm_, clip_grad_value_ "
             'and GradScaler are. To read whole gradients use shard="optimizer". If this was raised in backward() or '
             "step(), gradients that are reduced already would be used again: call optimizer.zero_grad() after each "
-            "step(), and pass backward_passes_per_step to accumulate."
+            "step() (model.zero_grad(set_to_none=False) keeps the gradient), and pass backward_passes_per_step to "
+            "accumulate."
         )
 
 
