@@ -30,7 +30,8 @@ def adapt(model: Any) -> Iterator[None]:
     """
     tracker = getattr(model, "_loss_tracker", None)
     losing, measuring = model.compute_loss, model.compute_metrics
-    packed, held = [False], []
+    packed = [False]
+    held: list[tuple[Any, Any]] = []
 
     def compute_loss(x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **more: Any) -> Any:
         packed[0] = _is_packed(sample_weight)
