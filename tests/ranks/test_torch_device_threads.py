@@ -97,7 +97,7 @@ def test_a_pass_over_two_devices_is_one_pass_of_the_optimizer(
     for name, value in {"_tasks": _Set(), "_summed": set(), "_written": set(), "_position": {}, "number": 0}.items():
         setattr(sync, name, value)
     sync._done_passes, sync._passes = 0, 1
-    sync._planned = Mock()
+    sync._planned, sync.strategy = Mock(), Mock(repeatable=True)
     monkeypatch.setattr(sync, "_reduce_window", lambda: reductions.append(1))
     _in_two_threads(lambda: sync._on_gradient(0), lambda: sync._on_gradient(1))
     for ended in callbacks:

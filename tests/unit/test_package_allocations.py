@@ -12,7 +12,7 @@ from hvdkit.errors import HvdkitError, LaunchError
 from hvdkit.launch.allocations import read_allocation
 from hvdkit.launch.allocations.schedulers import ENTRY_POINTS, SCHEDULERS, find_scheduler, list_schedulers
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit.launch.plan.resolve_hosts import find_hosts
+from hvdkit.launch.detect.hosts import find_hosts
 
 CODE = """
 from hvdkit.errors import LaunchError
