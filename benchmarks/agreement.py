@@ -18,7 +18,7 @@ from benchmarks.rows import Row, write_rows
 from benchmarks.simulated_ranks import Cost, SimulatedMailbox, Wire, run_simulated
 from hvdkit.config import Config
 from hvdkit.engine.named.negotiator import Negotiator
-from hvdkit.engine.named.operation import AllJoined, Announcement, Answer, Failed, Ready
+from hvdkit.engine.named.operation import AllJoined, Answer, Failed, OperationRequest, Ready
 from hvdkit.engine.named.tree import FANOUT, HOLD_S
 from hvdkit.engine.observe.stall import Stalls
 from hvdkit.engine.planned.agreement import check_agreement
@@ -77,7 +77,7 @@ class SimulatedEngines:
         self.ranks = [SimulatedRank(self.wire, rank, fanout) for rank in range(size)]
         self.wire.deliver = lambda rank: self.ranks[rank].drive()
 
-    def announce(self, rank: int, names: Sequence[str], asked: Announcement) -> None:
+    def announce(self, rank: int, names: Sequence[str], asked: OperationRequest) -> None:
         """Announce operations on one rank."""
         for name in names:
             self.ranks[rank].negotiator.add(name, asked)
@@ -96,7 +96,7 @@ class SimulatedEngines:
 def negotiate(size: int, fanout: int = FANOUT) -> tuple[Cost, Cost]:
     """The cost of 50 allreduces that all ranks announce at once: the first time, and the fourth, by number."""
     engines = SimulatedEngines(size, fanout)
-    names, asked = [f"layer.{at}" for at in range(_NAMES)], Announcement("allreduce", (("float32", (1024,)),))
+    names, asked = [f"layer.{at}" for at in range(_NAMES)], OperationRequest("allreduce", (("float32", (1024,)),))
     costs = []
     for turn in range(4):
         engines.wire.start_counting()

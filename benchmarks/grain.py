@@ -52,7 +52,7 @@ def _simulate(noise: float, grain: int, seed: int) -> tuple[int, int, float]:
     compiled = [{rows} for rows in balance.plan]
     changes, compilations, steps = 0, 0, []
     for _ in range(_EXCHANGES):
-        if balance.hear([each * (1 + abs(draw.gauss(0, noise))) for each in row_s]):
+        if balance.add_times([each * (1 + abs(draw.gauss(0, noise))) for each in row_s]):
             changes += 1
             compilations += any(rows not in known for rows, known in zip(balance.plan, compiled, strict=True))
             for rows, known in zip(balance.plan, compiled, strict=True):

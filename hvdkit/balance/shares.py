@@ -75,7 +75,7 @@ class Balance:
         plan[speeds.index(max(speeds))] += rest
         return tuple(plan)
 
-    def hear(self, row_s: Sequence[float]) -> bool:
+    def add_times(self, row_s: Sequence[float]) -> bool:
         """Add each rank's measured seconds per row; returns whether the plan has changed.
 
         nan: a rank without a measurement. The constant part of a rank's time makes its rows seem more expensive when it

@@ -50,7 +50,7 @@ class Store:
         self._save(during_epoch=False)
 
     def _save(self, *, during_epoch: bool) -> None:
-        engine.settle()
+        engine.wait_for_devices()
         self._state.settle()
         randoms = allgather_object({**read_random(), "framework": self._state.read_random()}, "checkpoint")
         self._state.collect()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from hvdkit.elastic.regrouping import Regrouping, find_places
-from hvdkit.elastic.resizing import Resizing
+from hvdkit.elastic.regrouping import ExternalRendezvous, find_places
+from hvdkit.elastic.resizing import UlfmResizing
 from hvdkit.elastic.restarts import Restarts
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
@@ -21,7 +21,7 @@ class Changes(Protocol):
     def begin(self, state: State) -> None:
         """Prepare for training; called once, at the start of run()."""
 
-    def settle(self) -> None:
+    def agree(self) -> None:
         """Agree on the new world with its new and surviving ranks; collective."""
 
     def synchronized(self) -> None:
@@ -45,11 +45,11 @@ def find_changes() -> Changes | None:
         return Restarts(current.config)
     places = find_places()
     if current.config.elastic and places is not None:
-        return Regrouping(places)
+        return ExternalRendezvous(places)
     if current.provider.manager is not None:
         return NotifiedChanges(current.provider.manager)
     membership = find_membership(current.transport.backend) if current.config.elastic else None
-    return Resizing(current.config, membership) if membership is not None else None
+    return UlfmResizing(current.config, membership) if membership is not None else None
 
 
 class NotifiedChanges:
@@ -64,7 +64,7 @@ class NotifiedChanges:
         self._manager.init()
         self._manager.register_listener(state)
 
-    def settle(self) -> None:
+    def agree(self) -> None:
         """See Changes. Gives operations other names than in earlier worlds.
 
         If a world ended with an error, Horovod may still hold some of its operations, and reject new operations with

@@ -12,7 +12,7 @@ from hvdkit.errors import DuplicateNameError, HorovodInternalError, RanksDisagre
 from hvdkit.log import logger
 
 
-class Places(Protocol):
+class HostSlots(Protocol):
     """Gets this process's rank in the next world from the system that starts the ranks."""
 
     def watch(self, notify: Callable[[float, int], None] | None) -> None:
@@ -34,25 +34,25 @@ class Places(Protocol):
         """Wait for this process's rank in the next world, and set its variables. why: why the last world ended."""
 
 
-_places: Places | None = None
+_places: HostSlots | None = None
 
 
-def set_places(places: Places) -> None:
+def set_places(places: HostSlots) -> None:
     """Make init() and elastic.run of this process, with the setting `elastic`, use these places."""
     global _places
     _places = places
-    set_next_world(_NextPlace(places))
+    set_next_world(_NextSlot(places))
 
 
-def find_places() -> Places | None:
+def find_places() -> HostSlots | None:
     """Return the places that set_places() has set last; None if none were set."""
     return _places
 
 
-class _NextPlace:
+class _NextSlot:
     """See NextWorld: for a rank whose world ends before the rank has entered it."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: HostSlots) -> None:
         self._places = places
 
     def check(self) -> None:
@@ -71,17 +71,17 @@ def _explain(lost: HorovodInternalError | None) -> str:
     return why
 
 
-class Regrouping:
+class ExternalRendezvous:
     """See Changes."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: HostSlots) -> None:
         self._places = places
 
     def begin(self, state: State) -> None:
         self._notify = state.on_hosts_updated
         state.committed = self._places.committed
 
-    def settle(self) -> None:
+    def agree(self) -> None:
         """See Changes. Registers again: State.on_reset() dropped notifications that came while this rank connected."""
         self._places.watch(self._notify)
 

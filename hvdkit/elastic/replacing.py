@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class HostSlot(NamedTuple):
     """A rank's host, with its initial number of ranks and its number of slots."""
 
     host: str
@@ -14,7 +14,7 @@ class Place(NamedTuple):
     slots: int
 
 
-def plan_replacements(places: Sequence[Place], most: int) -> list[int]:
+def plan_replacements(places: Sequence[HostSlot], most: int) -> list[int]:
     """Return how many ranks each surviving rank starts on its own host.
 
     places: of each surviving rank. most: limit of the total number of ranks started. The first rank of each host
@@ -32,9 +32,9 @@ def plan_replacements(places: Sequence[Place], most: int) -> list[int]:
     return counts
 
 
-def _ranks(place: Place) -> int:
+def _ranks(place: HostSlot) -> int:
     return place.ranks
 
 
-def _slots(place: Place) -> int:
+def _slots(place: HostSlot) -> int:
     return place.slots

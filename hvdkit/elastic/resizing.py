@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from hvdkit.config import Config
-from hvdkit.elastic.replacing import Place, plan_replacements
+from hvdkit.elastic.replacing import HostSlot, plan_replacements
 from hvdkit.elastic.saver import Saver
 from hvdkit.elastic.state import State
 from hvdkit.engine import runtime as engine
@@ -25,7 +25,7 @@ from hvdkit.errors import (
 )
 from hvdkit.launcher_channel import CHANGING, FAILED, FIRST_AWAITED, READY, TRAINED, notify_launcher, on_message
 from hvdkit.log import logger
-from hvdkit.transport.backend import Membership, Newcomers
+from hvdkit.transport.backend import Membership, PendingRanks
 
 #: Limit of consecutive attempts to start ranks of which none joins.
 _ATTEMPTS = 3
@@ -38,13 +38,13 @@ class _RankState(NamedTuple):
     rank to be started. attempts: failed attempts in a row.
     """
 
-    place: Place
+    place: HostSlot
     has_state: bool
     number: int
     attempts: int
 
 
-class Resizing:
+class UlfmResizing:
     """See Changes. Ranks that died are replaced, up to config.max_np; a failed start is repeated a few times."""
 
     def __init__(self, config: Config, members: Membership) -> None:
@@ -52,7 +52,7 @@ class Resizing:
         self._min, self._max, self._directory = max(1, config.min_np), config.max_np, config.elastic_checkpoints
         self._channel = config.launcher_channel
         self._starting: dict[str, Any] = json.loads(config.elastic_command or "{}")
-        self._newcomers: Newcomers | None = None
+        self._newcomers: PendingRanks | None = None
         self._attempts = 0
         self._failed: set[int] = set()
         on_message(FAILED, self._note_failed)
@@ -62,7 +62,7 @@ class Resizing:
         self._has_state = not members.changed()
         ranks = self._max if world.cross_size == 1 else world.local_size or 1
         slots = max(ranks, config.host_slots)
-        self._place = Place(world.host, 0, 0) if members.changed() else Place(world.host, ranks, slots)
+        self._place = HostSlot(world.host, 0, 0) if members.changed() else HostSlot(world.host, ranks, slots)
         self._save_s = config.elastic_save_s
         self._saver: Saver | None = None
 
@@ -74,7 +74,7 @@ class Resizing:
         if self._directory:
             self._saver = Saver(state, self._directory, self._save_s)
 
-    def settle(self) -> None:
+    def agree(self) -> None:
         """See Changes. Starts replacements for ranks that died.
 
         If no rank has the last commit, loads the newest checkpoint. Raises StateLostError if none exists.

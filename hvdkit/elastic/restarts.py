@@ -27,7 +27,7 @@ class Restarts:
             state.load_from(self._directory)
             self._saver = Saver(state, self._directory, self._every_s)
 
-    def settle(self) -> None:
+    def agree(self) -> None:
         """See Changes."""
 
     def synchronized(self) -> None:

@@ -52,7 +52,7 @@ def run_fn(
         try:
             while True:
                 try:
-                    changes.settle()
+                    changes.agree()
                     if not synchronized:
                         state.sync()
                         changes.synchronized()

@@ -169,7 +169,7 @@ class ObjectState(State):
         return None
 
     def save(self) -> None:
-        runtime.settle()
+        runtime.wait_for_devices()
         for handler in self._handlers.values():  # before any copy: if a rank is lost here, all copies are of one commit
             if isinstance(handler, GatheringHandler):
                 handler.gather()

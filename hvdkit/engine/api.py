@@ -47,7 +47,7 @@ from hvdkit.engine.groups import Group, ProcessSet, check_process_set, global_pr
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.engine.named.api import SHUT_DOWN, Engine
 from hvdkit.engine.named.joining import Joining
-from hvdkit.engine.named.operation import JOIN, JOINING, Action, Announcement, Operation
+from hvdkit.engine.named.operation import JOIN, JOINING, Action, Operation, OperationRequest
 from hvdkit.engine.named.submit import collective_step, do, reduce_options
 from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.array_average import ArrayAverage
@@ -79,7 +79,7 @@ from hvdkit.transport.coding.api import Coding
 from hvdkit.transport.division import Groups, check_groups, find_group
 from hvdkit.transport.part import Part
 from hvdkit.transport.polling import Backoff, check_refused
-from hvdkit.transport.request import Request, closed_before, leave_behind
+from hvdkit.transport.request import Request, closed_before, detach_buffers
 from hvdkit.transport.small_collectives import allgather_object, broadcast_bytes, gather_bytes
 
 __all__ = [
@@ -87,7 +87,7 @@ __all__ = [
     "Abort",
     "Action",
     "AllReduce",
-    "Announcement",
+    "OperationRequest",
     "Arithmetic",
     "Array",
     "ArrayAverage",
@@ -157,7 +157,7 @@ __all__ = [
     "global_process_set",
     "group_of",
     "is_initialized",
-    "leave_behind",
+    "detach_buffers",
     "make_buffer",
     "on_init",
     "other_engine",

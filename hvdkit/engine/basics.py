@@ -87,12 +87,12 @@ class Framework:
         runtime = engine.runtime("describe()")
         world, transport = runtime.world, runtime.transport
         part = f" (job ranks {', '.join(map(str, world.job_ranks))})" if world.job_ranks else ""
-        told = allgather_object((world.host or socket.gethostname(), self.nccl()))
-        hosts = Counter(host for host, _ in told)
+        gathered = allgather_object((world.host or socket.gethostname(), self.nccl()))
+        hosts = Counter(host for host, _ in gathered)
         where = ", ".join(f"{host}: {ranks}" for host, ranks in hosts.items())
         between = transport.between if len(hosts) > 1 else None
         speed = f", {between.describe()}" if between is not None else ""
-        nccl = next((version for _, version in told if version is not None), None)
+        nccl = next((version for _, version in gathered if version is not None), None)
         gpus = f", NCCL {'.'.join(map(str, nccl))} for GPUs" if nccl else ""
         threads = self.count_threads()
         return (

@@ -321,17 +321,17 @@ def runtime(call: str) -> Runtime:
 
 _EXIT_S = 30.0  # for the other ranks to take part in reductions that this rank's devices are doing when its script ends
 
-_settling: list[Callable[[float], None]] = []
+_device_waits: list[Callable[[float], None]] = []
 #: Register a function that every settle() calls with its time limit in seconds.
-on_settle = _settling.append
+on_wait_for_devices = _device_waits.append
 
 
-def settle(timeout_s: float = math.inf) -> None:
+def wait_for_devices(timeout_s: float = math.inf) -> None:
     """Wait for asynchronous reductions on devices, before their results are kept; not collective.
 
     Raises RankLostError or TransportError if a reduction has failed: the results are invalid then.
     """
-    for wait in _settling:
+    for wait in _device_waits:
         wait(timeout_s)
 
 
@@ -374,7 +374,7 @@ def _at_exit() -> None:
     if _runtime is not None and _runtime.process == os.getpid():
         _say_if_untuned(_runtime)
         with contextlib.suppress(HvdkitError):  # the other ranks need this rank in these reductions
-            settle(_EXIT_S)
+            wait_for_devices(_EXIT_S)
         _runtime.timeline.stop()
         end_progress()
         _runtime.sets.leave("has reached the end of its script")

@@ -183,7 +183,9 @@ def call_function(
     try:
         value = fn(*args, **(kwargs or {}))
         if last:
-            engine.settle(_SETTLE_S)  # the other ranks need this rank's part of work that is under way on GPUs
+            engine.wait_for_devices(
+                _SETTLE_S
+            )  # the other ranks need this rank's part of work that is under way on GPUs
     except BaseException as error:
         outcome = describe_error(error, dumps)
         _leave()

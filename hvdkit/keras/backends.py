@@ -128,7 +128,7 @@ def settle() -> None:
     if keras.backend.backend() == "jax":
         import jax
 
-        from hvdkit.transport.nccl.groups import settle_groups
+        from hvdkit.transport.nccl.groups import wait_for_groups
 
         jax.effects_barrier()
-        settle_groups()
+        wait_for_groups()

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.load_balancer import LoadBalancer
 from hvdkit.balance.shares import Shares
 from hvdkit.engine.gradient_hook import CollectiveCaller, Seconds
 from hvdkit.keras.backends import settle
@@ -98,7 +98,7 @@ class BalancedDataset(keras.utils.PyDataset):
             grain = max(1, min(batch_size // 32, batch_size // (transport.size if transport else 1))) if on_jax else 1
         if grain < 1:
             raise ValueError(f"{_WHO}(): grain is {grain}; it must be 1 or more.")
-        self._shares = MeasuredShares(_WHO, batch_size, every, transport, speeds, grain)
+        self._shares = LoadBalancer(_WHO, batch_size, every, transport, speeds, grain)
         if self._sync is not None:
             sync.set_gradient_hook(self)
 

@@ -36,7 +36,7 @@ from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import STORAGE
 from hvdkit.transport.nccl.arrays import DeviceArrays, divide_arrays
-from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
+from hvdkit.transport.nccl.groups import close_groups, open_group, wait_for_groups
 
 
 class DeviceReduction:
@@ -216,5 +216,5 @@ def open_device_reduction(
     return reduction if reduction.enter() else None
 
 
-runtime.on_settle(settle_groups)
+runtime.on_wait_for_devices(wait_for_groups)
 runtime.on_shutdown(close_groups)

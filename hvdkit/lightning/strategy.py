@@ -24,10 +24,10 @@ from hvdkit.lightning.environment import HvdkitEnvironment
 from hvdkit.torch.basics import init, local_device
 from hvdkit.torch.ops import allgather, barrier
 from hvdkit.torch.optimizer import DistributedOptimizer
+from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin
 from hvdkit.torch.process_group.register import join_world
 from hvdkit.torch.reduce import allreduce
 from hvdkit.torch.state import broadcast_parameters
-from hvdkit.torch.wrapped import Wrapped
 
 _OPS = {
     **dict.fromkeys(("mean", "avg", "average"), Average),
@@ -109,7 +109,7 @@ class HvdkitStrategy(ParallelStrategy):
             named = list(self.model.named_parameters())
             self.optimizers = [
                 optimizer
-                if isinstance(optimizer, Wrapped)
+                if isinstance(optimizer, DistributedOptimizerMixin)
                 else DistributedOptimizer(optimizer, named, **self._optimizer_options)
                 for optimizer in self.optimizers
             ]
@@ -118,7 +118,7 @@ class HvdkitStrategy(ParallelStrategy):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Context that accumulates gradients without reducing them: Trainer(accumulate_grad_batches=N)."""
-        wrapped = [optimizer for optimizer in self.optimizers if isinstance(optimizer, Wrapped)]
+        wrapped = [optimizer for optimizer in self.optimizers if isinstance(optimizer, DistributedOptimizerMixin)]
         for optimizer in wrapped:
             optimizer.set_backward_passes_per_step(_NEVER)
         try:

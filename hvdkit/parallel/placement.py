@@ -44,7 +44,7 @@ class Placement:
         return next(ranks for ranks in self.groups(axis) if rank in ranks)
 
 
-def settle_sizes(world: int, dp: int | None, tp: int, pp: int) -> tuple[int, int, int]:
+def complete_mesh_sizes(world: int, dp: int | None, tp: int, pp: int) -> tuple[int, int, int]:
     """Check the sizes of a mesh against the number of ranks; returns (dp, tp, pp).
 
     world: number of ranks.

@@ -40,7 +40,7 @@ def stages_of_rank(rank: int, ranks: int, stages: int, *, v_shaped: bool) -> lis
     return list(range(rank, stages, ranks))
 
 
-def settle_stages(
+def plan_stages(
     schedule: str, ranks: int, parts: int, stages: int | None, microbatches: int, *, several: bool, v_shaped: bool
 ) -> int:
     """Check stages and micro-batches against schedule, ranks and model; returns the number of stages.

@@ -15,20 +15,20 @@ import numpy as np
 from hvdkit.engine.api import Array, FlatValues, Group, Parameters, ProcessSet, as_buffer, check_process_set, runtime
 from hvdkit.log import logger
 from hvdkit.strategies.arguments import check_integer, refuse_arguments
-from hvdkit.strategies.served import ServedStrategy
+from hvdkit.strategies.served import ParameterServerStrategy
 from hvdkit.strategies.server import FINISH, PUSH, Answer
-from hvdkit.strategies.staleness import Clocks
+from hvdkit.strategies.staleness import StalenessClock
 
 _WHO = "AsynchronousOptimizer()"
 
 
-class SharedValues:
-    """The Service that keeps a slice of the parameters, and adds the changes that ranks send to it.
+class ParameterShard:
+    """The RequestHandler that keeps a slice of the parameters, and adds the changes that ranks send to it.
 
     start: the first values (n,), copied.
     """
 
-    def __init__(self, start: Array, clocks: Clocks) -> None:
+    def __init__(self, start: Array, clocks: StalenessClock) -> None:
         self._values, self._clocks = start.copy(), clocks
 
     def take(self, rank: int, kind: float, numbers: Array) -> None:
@@ -39,16 +39,16 @@ class SharedValues:
         self._values += numbers if factor == 1.0 else factor * numbers
 
     def answers(self, waiting: Collection[int]) -> Mapping[int, Answer]:
-        return dict.fromkeys(self._clocks.take_released(waiting), Answer(self._values))
+        return dict.fromkeys(self._clocks.pop_released(waiting), Answer(self._values))
 
 
-class Asynchronous(ServedStrategy):
+class Asynchronous(ParameterServerStrategy):
     """Strategy in which ranks step at their own pace: at most staleness + 1 steps during one step of another rank.
 
-    staleness: 1 or more; see Clocks.
+    staleness: 1 or more; see StalenessClock.
     servers: number of servers; each of the first ranks runs a server thread, which keeps a slice of the parameters, in
     float32 (float64 if a parameter has it).
-    scale_by_staleness: see Clocks.
+    scale_by_staleness: see StalenessClock.
 
     Raises ValueError for invalid numbers.
     """
@@ -80,8 +80,8 @@ class Asynchronous(ServedStrategy):
         transport.broadcast(as_buffer(self._before), 0)
         self._pieces = slices(values.count, self._servers)
         for root, (start, stop) in enumerate(self._pieces):
-            clocks = Clocks(transport.size, self._staleness, scaled=self._scaled)
-            shared = SharedValues(self._before[start:stop], clocks)
+            clocks = StalenessClock(transport.size, self._staleness, scaled=self._scaled)
+            shared = ParameterShard(self._before[start:stop], clocks)
             self.open_server(group, root, stop - start, values.dtype, shared)
 
     def before_step(self) -> None:

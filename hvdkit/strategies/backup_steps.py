@@ -16,14 +16,14 @@ import numpy as np
 from hvdkit.engine.api import Array, FlatValues, Group, Parameters, ProcessSet, check_process_set, runtime
 from hvdkit.errors import TransportError
 from hvdkit.strategies.arguments import check_integer, refuse_arguments
-from hvdkit.strategies.served import ServedStrategy
+from hvdkit.strategies.served import ParameterServerStrategy
 from hvdkit.strategies.server import FINISH, PUSH, Answer
 
 _WHO = "BackupSteps()"
 
 
-class FirstGradients:
-    """The Service that averages the gradients that arrive first in each step.
+class QuorumAverager:
+    """The RequestHandler that averages the gradients that arrive first in each step.
 
     size: number of ranks. drop: number of ranks that a step does not wait for. ahead: number of steps that ranks may be
     ahead of the slowest one; as many averages are kept for it. An answer contains the number of steps that the rank is
@@ -48,7 +48,7 @@ class FirstGradients:
             self._pending[rank] = numbers.copy()
 
     def answers(self, waiting: Collection[int]) -> Mapping[int, Answer]:
-        """See Service.answers. Finished ranks are answered together, when all have finished."""
+        """See RequestHandler.answers. Finished ranks are answered together, when all have finished."""
         most = max(self._sent)
         early = sorted(rank for rank in self._finished if self._sent[rank] < most)
         if early:
@@ -85,10 +85,10 @@ class FirstGradients:
         self._pending = {}
 
 
-class BackupSteps(ServedStrategy):
+class BackupSteps(ParameterServerStrategy):
     """Strategy that averages the first gradients to arrive, of all ranks but `drop`; later gradients are dropped.
 
-    All gradients that are there when the average is made are used. ahead: see FirstGradients. The attribute `dropped`:
+    All gradients that are there when the average is made are used. ahead: see QuorumAverager. The attribute `dropped`:
     number of this rank's gradients that were dropped so far. The attribute `behind`: number of this rank's next steps
     that are already decided, so that it need not compute gradients for them.
     Raises ValueError or TypeError for invalid numbers.
@@ -111,11 +111,11 @@ class BackupSteps(ServedStrategy):
         return f"BackupSteps {self._drop} {self._ahead}"
 
     def open(self, parameters: Parameters, group: Group) -> None:
-        """See ServedStrategy.open."""
+        """See ParameterServerStrategy.open."""
         self._gradients = gradients = FlatValues(parameters.tensors, parameters.gradients)
         # After the gradients: for each tensor, whether a rank has a gradient.
         self._flat = np.empty(gradients.count + len(parameters.tensors), gradients.dtype)
-        service = FirstGradients(group.transport.size, self._drop, self._ahead)
+        service = QuorumAverager(group.transport.size, self._drop, self._ahead)
         self.open_server(group, 0, self._flat.size, gradients.dtype, service)
 
     def before_step(self) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from hvdkit.engine.api import COMPLEX, Group, Parameters, Strategy, check_tensors, other_engine
-from hvdkit.strategies.server import ServerLink, Service
+from hvdkit.strategies.server import RequestHandler, ServerClient
 
 
-class ServedStrategy(Strategy):
+class ParameterServerStrategy(Strategy):
     """A strategy that opens its servers in open(), and closes them in detach()."""
 
     #: The name in messages.
     who: str
 
     def __init__(self) -> None:
-        self._links: list[ServerLink] = []
+        self._links: list[ServerClient] = []
 
     def describe(self, size: int) -> str:
         """Describe the settings, which must be equal on all ranks. ValueError for an unsuitable number of ranks."""
@@ -49,11 +49,11 @@ class ServedStrategy(Strategy):
             return
         self.open(parameters, group)
 
-    def open_server(self, group: Group, root: int, count: int, dtype: str, service: Service) -> None:
-        """Open one more server; collective. See ServerLink."""
+    def open_server(self, group: Group, root: int, count: int, dtype: str, service: RequestHandler) -> None:
+        """Open one more server; collective. See ServerClient."""
         own = group.transport.split([range(group.transport.size)])
         assert own is not None
-        self._links.append(ServerLink(own, root, count, dtype, service))
+        self._links.append(ServerClient(own, root, count, dtype, service))
 
     def detach(self) -> None:
         links, self._links = self._links, []

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hvdkit.engine.api import Array, Request, Transport, leave_behind, make_buffer
+from hvdkit.engine.api import Array, Request, Transport, detach_buffers, make_buffer
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.log import logger
 
@@ -42,7 +42,7 @@ class Answer:
     notes: tuple[float, ...] = ()
 
 
-class Service(Protocol):
+class RequestHandler(Protocol):
     """Processes the requests of a server; called by its thread alone."""
 
     def take(self, rank: int, kind: float, numbers: Array) -> None:
@@ -52,7 +52,7 @@ class Service(Protocol):
         """Return answers for the waiting ranks that may continue. TransportError if one never could."""
 
 
-class ServerLink:
+class ServerClient:
     """One server from the view of one rank; on the server's own rank it holds the server.
 
     transport: for this server alone; closed with it.
@@ -64,7 +64,7 @@ class ServerLink:
     All ranks construct it together.
     """
 
-    def __init__(self, transport: Transport, root: int, count: int, dtype: str, service: Service) -> None:
+    def __init__(self, transport: Transport, root: int, count: int, dtype: str, service: RequestHandler) -> None:
         self._transport, self._root = transport, root
         self._message = make_buffer(HEAD + count, dtype)
         self._message.array[:HEAD] = 0
@@ -124,7 +124,7 @@ class ServerLink:
 class _Server:
     """The server's thread, and its exchange in memory with the rank that it runs on."""
 
-    def __init__(self, transport: Transport, count: int, dtype: str, service: Service) -> None:
+    def __init__(self, transport: Transport, count: int, dtype: str, service: RequestHandler) -> None:
         self._transport, self._service = transport, service
         self._count, self._dtype = HEAD + count, dtype
         self._own = make_buffer(self._count, dtype).array
@@ -147,7 +147,7 @@ class _Server:
             self._wake.notify_all()
 
     def answer(self) -> Array:
-        """See ServerLink.answer."""
+        """See ServerClient.answer."""
         with self._wake:
             while not self._own_answered:
                 if self._failure is not None:
@@ -179,7 +179,7 @@ class _Server:
             self._tell_lost()
         finally:
             for request in (*self._sending, *self._receiving.values()):
-                leave_behind(request)  # the transport may still access their memory
+                detach_buffers(request)  # the transport may still access their memory
         with self._wake:
             self._wake.notify_all()
 

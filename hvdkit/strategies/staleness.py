@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-class Clocks:
+class StalenessClock:
     """The numbers of steps of `size` ranks that one server has counted.
 
     staleness: a rank waits when it has sent more changes than this since another rank began its present step. So
@@ -36,7 +36,7 @@ class Clocks:
         """Record that this rank makes no further steps; other ranks then do not wait for it."""
         self._finished.add(rank)
 
-    def take_released(self, waiting: Collection[int]) -> list[int]:
+    def pop_released(self, waiting: Collection[int]) -> list[int]:
         """Return the waiting ranks that get the values now, and count them as released.
 
         Finished ranks get the values together, when all have finished.

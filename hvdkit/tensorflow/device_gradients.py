@@ -24,9 +24,9 @@ from hvdkit.engine.one_step import OneStep
 from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.device_rounds import DeviceRounds
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.planned.presence import Presence
 from hvdkit.engine.planned.reducer import Context
 from hvdkit.engine.planned.settings import settings_of
+from hvdkit.engine.planned.used_mask_exchange import UsedMaskExchange
 from hvdkit.engine.strategy import Strategy
 from hvdkit.log import logger
 from hvdkit.tensorflow import gpu
@@ -76,8 +76,8 @@ def open_device_gradients(
         if devices is None:
             return None
         assert device is not None
-        told = Context(transport, f"{name}.used", group.engine)
-        presence = Presence(told, [spec.name for spec in specs], settings_of(config))
+        mask_context = Context(transport, f"{name}.used", group.engine)
+        presence = UsedMaskExchange(mask_context, [spec.name for spec in specs], settings_of(config))
         before, after = options.factors(devices.size, devices.transport.local_ranks)
         sent = [one.dtype if wire == "none" else str(wire) for one, wire in zip(tensors, wires, strict=True)]
         counts = [(dtype, tensor.count) for dtype, tensor in zip(sent, tensors, strict=True)]
@@ -118,7 +118,7 @@ class DeviceGradients:
 
     def __init__(
         self,
-        presence: Presence,
+        presence: UsedMaskExchange,
         arrays: DeviceArrays,
         rounds: DeviceRounds,
         device: str,
@@ -180,7 +180,7 @@ class DeviceGradients:
                 )
         with self._one_step.part(self, first=True, last=True), self._lock:
             missing = frozenset(at for at, gradient in enumerate(gradients) if gradient is None)
-            unused = self._presence.tell(missing)
+            unused = self._presence.exchange(missing)
             return self._add_up(gradients), unused
 
     def take_part_with_zeros(self) -> None:

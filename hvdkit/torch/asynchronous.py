@@ -11,11 +11,11 @@ from hvdkit.strategies.asynchronous import Asynchronous, choose_asynchronous
 from hvdkit.strategies.backup_steps import BackupSteps
 from hvdkit.torch.ops import barrier
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
-from hvdkit.torch.plain_copies import change_class
-from hvdkit.torch.wrapped import Wrapped
+from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin
+from hvdkit.torch.picklable_as_plain import change_class
 
 
-class AsynchronousWrapped(Wrapped):
+class AsynchronousMixin(DistributedOptimizerMixin):
     """Mixin of AsynchronousOptimizer(); its methods precede those of the optimizer's own class."""
 
     _hvdkit_set: ProcessSet = global_process_set
@@ -78,5 +78,5 @@ def AsynchronousOptimizer(
         process_set=process_set,
         strategy=strategy,
     )
-    change_class(wrapped, AsynchronousWrapped, wrapped._parameter_names, {"_hvdkit_set": process_set})
+    change_class(wrapped, AsynchronousMixin, wrapped._parameter_names, {"_hvdkit_set": process_set})
     return wrapped

@@ -8,12 +8,12 @@ import torch
 
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.strategies import backup_steps
-from hvdkit.torch.asynchronous import AsynchronousWrapped
+from hvdkit.torch.asynchronous import AsynchronousMixin
 from hvdkit.torch.optimizer import DistributedOptimizer, NamedParameters
-from hvdkit.torch.plain_copies import change_class
+from hvdkit.torch.picklable_as_plain import change_class
 
 
-class BackupWrapped(AsynchronousWrapped):
+class BackupStepsMixin(AsynchronousMixin):
     """Mixin of BackupSteps(); its methods precede those of the optimizer's own class."""
 
     @property
@@ -29,7 +29,10 @@ class BackupWrapped(AsynchronousWrapped):
         return 0 if strategy is None else strategy.dropped
 
     def synchronize(self) -> None:
-        """Take the gradients of an already decided step, in place of backward(); see Wrapped.synchronize."""
+        """Take the gradients of an already decided step, in place of backward().
+
+        See DistributedOptimizerMixin.synchronize.
+        """
         super().synchronize()
         self._hvdkit_synchronized = False  # step() follows without skip_synchronize()
 
@@ -80,5 +83,5 @@ def BackupSteps(
         process_set=process_set,
         strategy=strategy,
     )
-    change_class(wrapped, BackupWrapped, wrapped._parameter_names, {"_hvdkit_set": process_set})
+    change_class(wrapped, BackupStepsMixin, wrapped._parameter_names, {"_hvdkit_set": process_set})
     return wrapped

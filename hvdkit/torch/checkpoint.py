@@ -19,7 +19,7 @@ from hvdkit.checkpoint.randomness import decode, encode
 from hvdkit.checkpoint.store import Store
 from hvdkit.errors import CheckpointError, Preempted
 from hvdkit.torch.data import ShardedSampler
-from hvdkit.torch.own_part import find_part
+from hvdkit.torch.local_shards import find_part
 from hvdkit.torch.state import map_nested, share_state
 from hvdkit.torch.tensors import as_array
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from hvdkit.engine.groups import Group
-from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.operation import Operation, OperationRequest
 from hvdkit.torch import device_operations, gpu
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.refusals import refuse
@@ -51,7 +51,7 @@ class Collective(Generic[Result_co]):
     def __init__(
         self,
         group: Group,
-        announcement: Announcement,
+        announcement: OperationRequest,
         name: str | None,
         tensors: Tensors,
         pack: Callable[[Any], Result_co],
@@ -82,7 +82,7 @@ class Collective(Generic[Result_co]):
         return self.do(in_place=False)
 
     def _start(
-        self, start: Callable[[str, Announcement, list[Buffer]], Operation], in_place: bool
+        self, start: Callable[[str, OperationRequest, list[Buffer]], Operation], in_place: bool
     ) -> tuple[Tensors, Operation]:
         """Start the operation; returns the memory that it uses, one tensor each, and the operation."""
         engine, kind, copied = self.group.engine, self.announcement.kind, self.overwrites and not in_place
@@ -105,7 +105,7 @@ class Collective(Generic[Result_co]):
 
     def _finish(self, operation: Operation, memory: Tensors, in_place: bool) -> Tensors:
         """Return the results of the operation, on the devices of the tensors."""
-        if operation.asked.on_device:
+        if operation.request.on_device:
             memory = device_operations.receive(operation, memory)
         if self.collect is not None:
             return self.collect(operation)

@@ -15,7 +15,7 @@ from hvdkit.engine.planned.reducer import BucketReducer, Context, Statistics
 from hvdkit.engine.planned.settings import device_plan_settings
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.runtime import Runtime
-from hvdkit.engine.sharding.place import Place
+from hvdkit.engine.sharding.bucket_memory import BucketMemory
 from hvdkit.engine.strategy import Parameters
 from hvdkit.log import logger
 from hvdkit.torch import gpu
@@ -23,7 +23,7 @@ from hvdkit.torch.device_masks import DeviceMasks
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.groups import close_groups, open_group, settle_groups
+from hvdkit.transport.nccl.groups import close_groups, open_group, wait_for_groups
 from hvdkit.transport.nccl.library import REDUCIBLE
 
 
@@ -79,7 +79,7 @@ def open_device_reducer(
     )
 
 
-def find_device_place(current: Runtime, parameters: Parameters, group: Group) -> Place | None:
+def find_device_place(current: Runtime, parameters: Parameters, group: Group) -> BucketMemory | None:
     """Open bucket memory for a sharded optimizer on the GPU, or return None for host memory; collective.
 
     Raises what open_group() raises.
@@ -93,7 +93,7 @@ def find_device_place(current: Runtime, parameters: Parameters, group: Group) ->
     if devices is None:
         return None
     assert index is not None
-    return Place(_open_buckets(devices, index), device_plan_settings(current.config), _on_device(devices, index))
+    return BucketMemory(_open_buckets(devices, index), device_plan_settings(current.config), _on_device(devices, index))
 
 
 def _open_buckets(devices: DeviceGroup, index: int) -> Callable[[Sequence[BucketSpec], int | None], NcclBuckets]:
@@ -119,5 +119,5 @@ def _on_device(devices: DeviceGroup, index: int) -> OnDevice:
     return OnDevice(DeviceClock(device, stream), Streams(device, stream), devices.check)
 
 
-runtime.on_settle(settle_groups)
+runtime.on_wait_for_devices(wait_for_groups)
 runtime.on_shutdown(close_groups)

@@ -19,7 +19,7 @@ import torch
 
 from hvdkit.engine import runtime
 from hvdkit.engine.named.execution import factors, neutral, on_device, split_rows
-from hvdkit.engine.named.operation import Announcement, Operation, Ready
+from hvdkit.engine.named.operation import Operation, OperationRequest, Ready
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import DTYPES, TensorBuffer, as_buffer, as_tensor, contiguous
 from hvdkit.transport.api import Transport
@@ -29,7 +29,7 @@ from hvdkit.transport.nccl import collectives
 from hvdkit.transport.nccl.collectives import Reduction, can_reduce
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.groups import close_groups, open_group, opened_gpu, settle_groups
+from hvdkit.transport.nccl.groups import close_groups, open_group, opened_gpu, wait_for_groups
 
 #: This process's GPU for named operations, under the key "index"; empty until it is known.
 _own: dict[str, int] = {}
@@ -51,8 +51,8 @@ class Outcome:
 
 
 def place(
-    announcement: Announcement, tensors: Sequence[torch.Tensor], *, copied: bool
-) -> tuple[Announcement, list[torch.Tensor], list[Buffer]] | None:
+    announcement: OperationRequest, tensors: Sequence[torch.Tensor], *, copied: bool
+) -> tuple[OperationRequest, list[torch.Tensor], list[Buffer]] | None:
     """Return the announcement, and the engine's memory; None for an operation that goes through host memory.
 
     All ranks agree on None: for operations that can_reduce() refuses, Adasum, every operation under
@@ -76,7 +76,7 @@ def place(
 
 
 @functools.lru_cache(maxsize=4096)
-def _on_gpu(announcement: Announcement) -> Announcement | None:
+def _on_gpu(announcement: OperationRequest) -> OperationRequest | None:
     """Return the announcement of the operation on a GPU; None if the GPU cannot run it."""
     op, scaled = announcement.op, announcement.prescale != 1 or announcement.postscale != 1
     if op and not all(can_reduce(dtype, op, scaled=scaled) for dtype, _ in announcement.tensors):
@@ -129,7 +129,7 @@ class TorchDevices:
         assert group is not None
         done = group.device.make_event()
         events = {buffer.ready for each in operations for buffer in each.buffers if isinstance(buffer, GpuBuffer)}
-        body = self._reduce if ready[0].asked.kind == "allreduce" else self._exchange
+        body = self._reduce if ready[0].request.kind == "allreduce" else self._exchange
         group.enqueue(
             lambda communicator, stream: body(communicator, stream, operations),
             [event for event in events if event is not None],
@@ -142,14 +142,14 @@ class TorchDevices:
         buffers: list[Buffer] = []
         reductions = []
         for operation in operations:
-            asked = operation.asked
+            asked = operation.request
             buffers += operation.buffers or _contribution(asked, stream)
             reductions += [self._reduction(communicator, dtype, asked) for dtype, _ in asked.tensors]
         collectives.all_reduce(communicator, stream, buffers, reductions)
 
     def _exchange(self, communicator: Communicator, stream: int, operations: Sequence[Operation]) -> None:
         operation = operations[0]
-        asked, rank, size = operation.asked, self._transport.rank, self._transport.size
+        asked, rank, size = operation.request, self._transport.rank, self._transport.size
         results: list[Buffer] = []
         for at, (buffer, (dtype, shape)) in enumerate(zip(operation.buffers, asked.tensors, strict=True)):
             width = math.prod(shape[1:])
@@ -171,7 +171,7 @@ class TorchDevices:
                 collectives.reduce_scatter(communicator, stream, buffer, results[-1], counts, how)
         operation.results = results
 
-    def _reduction(self, communicator: Communicator, dtype: str, asked: Announcement) -> Reduction:
+    def _reduction(self, communicator: Communicator, dtype: str, asked: OperationRequest) -> Reduction:
         return Reduction(communicator, dtype, asked.op, math.prod(factors(asked, self._transport.size)))
 
     def to_host(self, ready: Ready, operation: Operation) -> Operation:
@@ -182,14 +182,14 @@ class TorchDevices:
             if buffer.ready is not None:
                 buffer.ready.synchronize()
             buffers.append(as_buffer(buffer.array.to("cpu", copy=True)))
-        return Operation(operation.name, ready.asked, buffers)
+        return Operation(operation.name, ready.request, buffers)
 
 
 def _make(count: int, dtype: str, stream: int) -> Buffer:
     return TensorBuffer(gpu.make_on_stream(count, DTYPES[dtype], None, _own["index"], stream), dtype)
 
 
-def _contribution(asked: Announcement, stream: int) -> list[Buffer]:
+def _contribution(asked: OperationRequest, stream: int) -> list[Buffer]:
     """Return the contribution of a joined rank to a reduction: neutral values in GPU memory."""
     return [
         TensorBuffer(
@@ -206,5 +206,5 @@ def _leave() -> None:
 
 
 on_device(TorchDevices)
-runtime.on_settle(settle_groups)
+runtime.on_wait_for_devices(wait_for_groups)
 runtime.on_shutdown(_leave)

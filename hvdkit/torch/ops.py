@@ -34,7 +34,7 @@ from hvdkit.engine.basics import join_ranks
 from hvdkit.engine.compression import Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
 from hvdkit.engine.named.execution import split_rows
-from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.operation import Operation, OperationRequest
 from hvdkit.engine.named.submit import check_splits, do, root_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch import handles
@@ -178,7 +178,7 @@ def _alltoall(
             back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
         return [back.view(shape)]
 
-    announcement = Announcement("alltoall", announce("alltoall", _in_rows([tensor])).tensors, (), counts)
+    announcement = OperationRequest("alltoall", announce("alltoall", _in_rows([tensor])).tensors, (), counts)
     return Collective(group, announcement, name, [tensor], tuple, gradient, collect, overwrites=False)
 
 

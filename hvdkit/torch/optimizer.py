@@ -21,14 +21,14 @@ from hvdkit.strategies.periodic import PeriodicAverage
 from hvdkit.torch.compression import Compression, Compressor
 from hvdkit.torch.groups import number_groups
 from hvdkit.torch.layout import Named
-from hvdkit.torch.own_part import check_not_sharded
-from hvdkit.torch.periodic import PeriodicWrapped
-from hvdkit.torch.plain_copies import change_class, is_wrapped
-from hvdkit.torch.sharding.optimizer import ShardedWrapped, open_shards, sharded_strategy
+from hvdkit.torch.local_sgd_mixin import LocalSGDMixin
+from hvdkit.torch.local_shards import check_not_sharded
+from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin, KnownGroups, number_parameters
+from hvdkit.torch.picklable_as_plain import change_class, is_wrapped
+from hvdkit.torch.sharding.optimizer import ZeroOptimizerMixin, open_shards, sharded_strategy
 from hvdkit.torch.sparse import SparseGradients
 from hvdkit.torch.strategies import choose_strategy
 from hvdkit.torch.sync import GradientSync
-from hvdkit.torch.wrapped import KnownGroups, Wrapped, number_parameters
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -193,11 +193,11 @@ def DistributedOptimizer(
             shards.receiver.together = _together(sync)
     state: dict[str, Any] = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
     state["_hvdkit_known"] = KnownGroups()
-    mixin: type[Wrapped] = Wrapped
+    mixin: type[DistributedOptimizerMixin] = DistributedOptimizerMixin
     if sync is not None and shards is not None:
-        mixin, state["_hvdkit_shards"] = ShardedWrapped, shards
+        mixin, state["_hvdkit_shards"] = ZeroOptimizerMixin, shards
     elif isinstance(strategy, PeriodicAverage):
-        mixin = PeriodicWrapped
+        mixin = LocalSGDMixin
     _wrap(optimizer, mixin, {parameter: name for name, parameter in named}, state)
     return optimizer
 
@@ -216,7 +216,7 @@ def _together(sync: GradientSync) -> Callable[[str, Action], Any]:
 
 def _wrap(
     optimizer: torch.optim.Optimizer,
-    mixin: type[Wrapped],
+    mixin: type[DistributedOptimizerMixin],
     names: Mapping[torch.nn.Parameter, str],
     attributes: Mapping[str, Any],
 ) -> None:

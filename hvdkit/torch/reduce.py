@@ -11,7 +11,7 @@ import torch
 
 from hvdkit.engine.compression import Factors, reduce_compressed
 from hvdkit.engine.groups import ProcessSet, global_process_set, group_of
-from hvdkit.engine.named.operation import Announcement
+from hvdkit.engine.named.operation import OperationRequest
 from hvdkit.engine.named.submit import reduce_options, scatter_options
 from hvdkit.engine.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvdkit.torch.collective import Collective, Result, Rows, Tensors, asynchronous, collective, in_place
@@ -40,9 +40,9 @@ def check_group(tensors: Any, call: str) -> list[torch.Tensor]:
 
 
 @functools.lru_cache(_MOST_ANNOUNCEMENTS)
-def announce(kind: str, described: Described, options: tuple[tuple[str, str], ...] = ()) -> Announcement:
+def announce(kind: str, described: Described, options: tuple[tuple[str, str], ...] = ()) -> OperationRequest:
     """Make the announcement: the properties of an operation that must be equal on all ranks."""
-    return Announcement(kind, tuple((name_of_dtype(dtype), tuple(shape)) for dtype, shape in described), options)
+    return OperationRequest(kind, tuple((name_of_dtype(dtype), tuple(shape)) for dtype, shape in described), options)
 
 
 @functools.lru_cache(_MOST_ANNOUNCEMENTS)
@@ -53,7 +53,7 @@ def announce_reduction(
     prescale_factor: float,
     postscale_factor: float,
     call: str,
-) -> Announcement:
+) -> OperationRequest:
     """Make the announcement of a reduction. Raises TypeError if the operation is not possible with a dtype.
 
     kind: of the operation.

@@ -13,7 +13,7 @@ from hvdkit.engine.strategy import Parameters
 from hvdkit.torch import gpu, staging
 from hvdkit.torch.conversions import conversion_error
 from hvdkit.torch.layout import Named, arrange, describe_parameters, strides_of
-from hvdkit.torch.own_part import own_parts
+from hvdkit.torch.local_shards import local_shards
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, as_tensor
 from hvdkit.transport.buckets import InPlaceSegment
@@ -29,7 +29,7 @@ class _Part:
     own: bool
 
 
-class _Seen:
+class _BucketView:
     """A bucket as its parts.
 
     whole: real-valued parameters that lie in the bucket undivided and are copied, as most small ones are; they are
@@ -71,7 +71,7 @@ class TorchSource:
     """
 
     def __init__(self, named: Named, groups: Mapping[int, int]) -> None:
-        named = own_parts(named)
+        named = local_shards(named)
         self.parameters = [parameter for _, parameter in named]
         self.tensors = describe_parameters(named, groups)
         #: Indices of the parameters whose gradient was written since the last reduction; kept by the owner.
@@ -80,7 +80,7 @@ class TorchSource:
         #: Strides of each parameter as planned: it may be converted to another memory format later.
         self.strides = [strides_of(parameter) for parameter in self.parameters]
         self._shapes = [parameter.shape for parameter in self.parameters]
-        self._seen: dict[int, _Seen] = {}
+        self._views: dict[int, _BucketView] = {}
         #: bucket -> first element -> (address of the gradient, the sent part of it)
         self._in_place: dict[int, dict[int, tuple[int, torch.Tensor]]] = {}
         self._sparse: set[int] = set()  # parameters whose gradient was made dense for this round
@@ -117,7 +117,7 @@ class TorchSource:
 
     def on_plan(self, plan: Plan) -> None:
         self._plan = plan
-        self._seen.clear()
+        self._views.clear()
         self._in_place.clear()
         self._pinned.close()
 
@@ -126,22 +126,22 @@ class TorchSource:
         if _is_staged(device, memory):
             host = as_tensor(memory)
             flat = torch.empty_like(host, device=device)
-            filled = self._fill(bucket, self._see(bucket, flat, (0, 0)))
+            filled = self._fill(bucket, self._view_bucket(bucket, flat, (0, 0)))
             self._pinned.add(host)
             host.copy_(flat)
             return filled
-        if bucket not in self._seen:  # the memory is the same each time
-            self._seen[bucket] = self._see(bucket, as_tensor(memory), owned)
-        return self._fill(bucket, self._seen[bucket])
+        if bucket not in self._views:  # the memory is the same each time
+            self._views[bucket] = self._view_bucket(bucket, as_tensor(memory), owned)
+        return self._fill(bucket, self._views[bucket])
 
-    def _fill(self, bucket: int, seen: _Seen) -> Filled:
+    def _fill(self, bucket: int, view: _BucketView) -> Filled:
         unused, segments = set(), []
         in_place = self._in_place[bucket] = {}
-        parts, sources, targets = seen.others, None, seen.views
-        if seen.tensors <= self.written:
-            sources = seen.gradients()
+        parts, sources, targets = view.others, None, view.views
+        if view.tensors <= self.written:
+            sources = view.gradients()
         if sources is None:
-            parts, sources, targets = seen.parts, [], []
+            parts, sources, targets = view.parts, [], []
         elif parts:
             targets = targets.copy()
         for one in parts:
@@ -169,15 +169,15 @@ class TorchSource:
         if _is_staged(device, memory):
             host = as_tensor(memory)
             self._pinned.add(host)
-            self._drain(bucket, self._see(bucket, host.to(device, copy=True), (0, 0)), globally_unused)
+            self._drain(bucket, self._view_bucket(bucket, host.to(device, copy=True), (0, 0)), globally_unused)
         else:
-            self._drain(bucket, self._seen[bucket], globally_unused)
+            self._drain(bucket, self._views[bucket], globally_unused)
 
-    def _drain(self, bucket: int, seen: _Seen, globally_unused: Collection[int]) -> None:
+    def _drain(self, bucket: int, view: _BucketView, globally_unused: Collection[int]) -> None:
         in_place = self._in_place.pop(bucket)
-        parts, sources, targets = seen.others, seen.views, None if globally_unused else seen.gradients()
+        parts, sources, targets = view.others, view.views, None if globally_unused else view.gradients()
         if targets is None:
-            parts, sources, targets = seen.parts, [], []
+            parts, sources, targets = view.parts, [], []
         elif parts:
             sources = sources.copy()
         for one in parts:
@@ -216,13 +216,15 @@ class TorchSource:
     def _device(self, bucket: int) -> torch.device:
         return self.parameters[self._plan.buckets[bucket].slots[0].tensor].device
 
-    def _see(self, bucket: int, flat: torch.Tensor, owned: tuple[int, int]) -> _Seen:
+    def _view_bucket(self, bucket: int, flat: torch.Tensor, owned: tuple[int, int]) -> _BucketView:
         """Split `flat` into the bucket's slots, and these at the ends of `owned`.
 
         Views have the parameter's shape; views of parts are flat.
         """
         parts = cut_slots(self._plan.buckets[bucket].slots, owned, flat.element_size())
-        return _Seen([_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self.parameters)
+        return _BucketView(
+            [_Part(part, self._view(flat, part.start, part), mine) for part, mine in parts], self.parameters
+        )
 
     def _view(self, flat: torch.Tensor, start: int, slot: Slot) -> torch.Tensor:
         if self._is_whole(slot):

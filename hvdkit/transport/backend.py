@@ -17,7 +17,7 @@ from hvdkit.world import World
 Abort = Callable[[int], None]
 
 
-class Newcomers(Protocol):
+class PendingRanks(Protocol):
     """Replacement ranks that are being started; every rank of the world has such an object."""
 
     @property
@@ -70,7 +70,7 @@ class Membership(Protocol):
         host: str,
         ready: Callable[[float], None],
         died: Callable[[], bool],
-    ) -> Newcomers:
+    ) -> PendingRanks:
         """Start ranks in threads, on the hosts of the surviving ranks; collective. Returns at once.
 
         command: command line that starts the ranks of this host.

@@ -45,7 +45,7 @@ _why_refused = ""
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls = _Refused() if _why_refused else Calls()
-        self.look: Callable[[], None] | None = None
+        self.check_wait: Callable[[], None] | None = None
         self.driven: list[Callable[[], bool]] = []
 
 
@@ -70,19 +70,19 @@ def check_refused() -> None:
         raise TransportError(_why_refused)
 
 
-def watch_waits(look: Callable[[], None] | None) -> Callable[[], None] | None:
+def watch_waits(check_wait: Callable[[], None] | None) -> Callable[[], None] | None:
     """Register `look` to be called every 0.1 s in this thread's waits for other ranks; an exception ends the wait.
 
     Returns the previous function, which the caller registers again afterwards.
     """
-    before, _this_thread.look = _this_thread.look, look
+    before, _this_thread.check_wait = _this_thread.check_wait, check_wait
     return before
 
 
-def look() -> None:
+def check_wait() -> None:
     """Call the function that watches this thread's waits; for waits without a Backoff."""
-    if _this_thread.look is not None:
-        _this_thread.look()
+    if _this_thread.check_wait is not None:
+        _this_thread.check_wait()
 
 
 def drive(step: Callable[[], bool]) -> None:
@@ -126,7 +126,7 @@ class Backoff:
         now = time.monotonic()
         if now >= self._next_check:
             if self._next_check:
-                look()  # before the check: its error has the reason why a rank left, the check's has only the fact
+                check_wait()  # before the check: its error says why a rank left, the check's only that it left
                 if self._check is not None:
                     self._check()
             self._next_check = now + _CHECK_S

@@ -34,7 +34,7 @@ class Request(ABC):
                 while not self.done():
                     waiting.pause()
         except BaseException:
-            leave_behind(self)
+            detach_buffers(self)
             raise
         return self.out
 
@@ -75,7 +75,7 @@ class MessageRequest(Request):
                 try:
                     self._done = self._request.done()
                 except Exception as error:  # done() raises it
-                    leave_behind(self._request)
+                    detach_buffers(self._request)
                     self._failure = error
             return self._done or self._failure is not None
 
@@ -116,7 +116,7 @@ def closed_before(name: str) -> TransportError:
 _abandoned: list[object] = []
 
 
-def leave_behind(operation: object) -> None:
+def detach_buffers(operation: object) -> None:
     """Keep an abandoned operation and its memory alive until the process ends."""
     calls().uncertain = True
     _abandoned.append(operation)

@@ -282,11 +282,11 @@ class _Hvdrun:
     """Stands in for an agent's connection to hvdrun, which says BYE when it is asked for the third time."""
 
     def __init__(self, source: int) -> None:
-        self.sources, self.asked = [source], 0
+        self.sources, self.request = [source], 0
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        self.asked += 1
-        return [(wire.BYE, b"")] if self.asked == 3 else []
+        self.request += 1
+        return [(wire.BYE, b"")] if self.request == 3 else []
 
 
 @pytest.mark.parametrize(("code", "asked"), [(1, 0), (TRY_AGAIN, 3)])
@@ -301,6 +301,6 @@ def test_where_a_rank_has_saved_its_agent_waits_for_those_that_still_save(
     agent, hvdrun = rank.Agent.__new__(rank.Agent), _Hvdrun(readable)
     agent.control = hvdrun  # type: ignore[assignment]
     agent._await_bye(code)
-    assert hvdrun.asked == asked
+    assert hvdrun.request == asked
     os.close(readable)
     os.close(writable)

@@ -259,11 +259,11 @@ def joins_a_store(deadline: float) -> None:
 def test_whoever_watches_the_waits_of_a_rank_can_end_its_connecting(waits: Callable[[float], None]) -> None:
     looks = iter([None, RankLostError("rank 1 is lost")])
 
-    def look() -> None:
+    def check_wait() -> None:
         if (error := next(looks)) is not None:
             raise error
 
-    before = watch_waits(look)
+    before = watch_waits(check_wait)
     try:
         with pytest.raises(RankLostError, match="rank 1 is lost"):
             waits(time.monotonic() + 20)
@@ -293,7 +293,7 @@ sys.stdin.read()
 def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: bool, joined: bool) -> None:
     looked = 0
 
-    def look() -> None:
+    def check_wait() -> None:
         nonlocal looked
         looked += 1
         if looked == 1:
@@ -310,7 +310,7 @@ def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: boo
         launcher_store.put("test", json.dumps(info).encode())
         if not joined:
             rank_0.send_signal(signal.SIGSTOP)
-        before = watch_waits(look)
+        before = watch_waits(check_wait)
         try:
             with pytest.raises(
                 TransportError, match="rank 0 is lost" if watched else "Rank 0 does not answer.*SIGSTOP"
@@ -361,7 +361,7 @@ def raise_loss() -> None:
 _LEAVES = """
 import sys, time
 from hvdkit.errors import TransportError
-from hvdkit.transport.gloo import asking
+from hvdkit.transport.gloo import store_timeout
 from hvdkit.transport.gloo.library import join_store
 asking._ANSWER_S = 0.1
 try:

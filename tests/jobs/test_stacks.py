@@ -81,7 +81,7 @@ def offering(code: str, *, to: Callable[[], None] = offer_all_stacks) -> Iterato
 def take(process: subprocess.Popen[bytes]) -> list[ProcessStack]:
     """What it answers."""
     taker = StackCollector(process.pid)
-    while (found := taker.look()) is None:
+    while (found := taker.collect()) is None:
         time.sleep(0.02)
     return read_processes(0, "n1", found)
 

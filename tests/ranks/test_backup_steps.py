@@ -15,7 +15,7 @@ from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
 from hvdkit.errors import HorovodInternalError, TransportError
-from hvdkit.strategies.backup_steps import FirstGradients
+from hvdkit.strategies.backup_steps import QuorumAverager
 from hvdkit.strategies.server import FINISH, PUSH
 
 
@@ -26,7 +26,7 @@ def _gradient(rank: int, step: int) -> NDArray[np.float64]:
 @pytest.mark.parametrize(("size", "drop", "ahead"), [(2, 1, 1), (3, 1, 4), (5, 2, 3), (4, 3, 16)])
 def test_ranks_at_random_speeds_get_the_averages_of_those_that_came_first(size: int, drop: int, ahead: int) -> None:
     random, steps = np.random.RandomState(size), 60
-    service = FirstGradients(size, drop, ahead)
+    service = QuorumAverager(size, drop, ahead)
     sent, waiting = [0] * size, set[int]()
     seen: list[dict[int, NDArray[Any]]] = [{} for _ in range(size)]
     dropped = [set[int]() for _ in range(size)]
@@ -55,7 +55,7 @@ def test_ranks_at_random_speeds_get_the_averages_of_those_that_came_first(size: 
 
 
 def test_a_step_waits_for_enough_gradients_and_a_rank_hears_how_far_it_is_behind() -> None:
-    service = FirstGradients(3, 1, 2)
+    service = QuorumAverager(3, 1, 2)
     ones = np.ones(1)
     for step in (1, 2):
         service.take(0, PUSH, ones)
@@ -75,7 +75,7 @@ def test_a_step_waits_for_enough_gradients_and_a_rank_hears_how_far_it_is_behind
 
 
 def test_ranks_that_finish_after_other_numbers_of_steps_are_an_error() -> None:
-    service = FirstGradients(3, 1, 16)
+    service = QuorumAverager(3, 1, 16)
     for _ in range(2):
         for rank in (0, 1):
             service.take(rank, PUSH, np.ones(1))
@@ -87,7 +87,7 @@ def test_ranks_that_finish_after_other_numbers_of_steps_are_an_error() -> None:
 
 
 def test_a_late_rank_that_finishes_before_the_steps_that_were_made_without_it_is_an_error() -> None:
-    service = FirstGradients(3, 1, 16)
+    service = QuorumAverager(3, 1, 16)
     for _ in range(3):
         for rank in (0, 1):
             service.take(rank, PUSH, np.ones(1))

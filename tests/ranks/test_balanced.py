@@ -15,7 +15,7 @@ from ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdkit.torch as hvd
-from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.load_balancer import LoadBalancer
 from hvdkit.balance.shares import Balance, Plans, part_of_batch, shares, step_s
 from hvdkit.log import logger
 from hvdkit.torch.data import repeated_order
@@ -76,7 +76,7 @@ class FewRanks:
 def test_in_a_new_world_old_ranks_divide_as_new_ones_do() -> None:
     worlds: list[Any] = [FewRanks(size) for size in (3, 2, 3)]
     first, *later = worlds
-    old = MeasuredShares("it", 12, 10, first, [3.0, 2.0, 1.0])
+    old = LoadBalancer("it", 12, 10, first, [3.0, 2.0, 1.0])
     plans = []
     for world in later:
         assert not old.belongs_to(world)
@@ -98,7 +98,7 @@ class Together:
 
 def test_ranks_compare_their_arguments_in_the_first_step() -> None:
     caller = Together()
-    mine = MeasuredShares("it", 12, 10, None)
+    mine = LoadBalancer("it", 12, 10, None)
     for _ in range(9):
         mine.stepped(caller, 12, lambda: 1.0, lambda: (0, 0), [("seed", 3)])
     assert caller.said == [{"seed": "3", "every": "10", "plan": "(12,)"}]
@@ -107,7 +107,7 @@ def test_ranks_compare_their_arguments_in_the_first_step() -> None:
 def hear_often(balance: Balance, row_s: list[float], times: int = 6, fixed_s: float = 0.0) -> list[bool]:
     """What a balance does when ranks compute so long for a row, and some time in addition."""
     return [
-        balance.hear([each + fixed_s / rows for each, rows in zip(row_s, balance.plan, strict=True)])
+        balance.add_times([each + fixed_s / rows for each, rows in zip(row_s, balance.plan, strict=True)])
         for _ in range(times)
     ]
 
@@ -125,7 +125,7 @@ def test_a_rank_that_slows_down_gets_less_and_one_that_recovers_gets_more() -> N
 
 def test_noise_changes_nothing_and_times_without_rows_are_balanced_too() -> None:
     balance = Balance(300, 3, [1, 1, 1])
-    assert not any(balance.hear([1.0, 1.0 + noise, 1.0 - noise]) for noise in (0.03, -0.03, 0.04, 0.0, 0.02))
+    assert not any(balance.add_times([1.0, 1.0 + noise, 1.0 - noise]) for noise in (0.03, -0.03, 0.04, 0.0, 0.02))
     hear_often(balance, [1.0, 1.0, 3.0], 20, fixed_s=40)
     ends = [rows * each + 40 for rows, each in zip(balance.plan, [1.0, 1.0, 3.0], strict=True)]
     assert max(ends) <= 1.06 * (sum(ends) / 3)
@@ -142,10 +142,10 @@ def test_shares_are_whole_grains(speeds: list[float], grain: int, extra: int) ->
 
 def test_a_rank_that_has_measured_nothing_keeps_its_time() -> None:
     balance = Balance(12, 2)
-    assert not balance.hear([1.0, math.nan])
-    assert balance.hear([1.0, 3.0])
+    assert not balance.add_times([1.0, math.nan])
+    assert balance.add_times([1.0, 3.0])
     assert balance.plan == (9, 3)
-    assert not balance.hear([math.nan, math.nan])
+    assert not balance.add_times([math.nan, math.nan])
 
 
 def test_the_last_batch_is_divided_like_the_others() -> None:

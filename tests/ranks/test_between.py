@@ -34,7 +34,7 @@ def every_algorithm_is_right(transport: Transport) -> list[str]:
     short = [BucketSpec(dtype, count, op) for dtype, op in REDUCTIONS for count in lengths(size)]
     for algorithm in between.able:
         between.algorithm = algorithm
-        specs = [one for one in (*short, *long, *narrow) if algorithm in between.fitting(one.wire_dtype)]
+        specs = [one for one in (*short, *long, *narrow) if algorithm in between.supported_for(one.wire_dtype)]
         buckets = transport.open_buckets(specs, depth=7)
         for start in range(0, len(specs), 7):
             some = range(start, min(start + 7, len(specs)))
@@ -59,12 +59,12 @@ def every_algorithm_gives_the_same_bits(transport: Transport) -> None:
     specs = [BucketSpec("float32", numbers.size, postscale=1 / 3, wire=wire) for wire in ("none", "float16")]
     for algorithm in between.able:
         between.algorithm = algorithm
-        fitting = [one for one in specs if algorithm in between.fitting(one.wire_dtype)]
-        buckets = transport.open_buckets(fitting)
-        for index in range(len(fitting)):
+        supported_for = [one for one in specs if algorithm in between.supported_for(one.wire_dtype)]
+        buckets = transport.open_buckets(supported_for)
+        for index in range(len(supported_for)):
             fill(buckets, index, numbers)
         reduce_all(buckets)
-        for index in range(len(fitting)):
+        for index in range(len(supported_for)):
             assert len(set(gather_bytes(transport, take(buckets, index).array.tobytes()))) == 1, algorithm
         buckets.close()
     between.algorithm = "auto"
@@ -78,7 +78,7 @@ def all_ranks_know_the_same(transport: Transport) -> None:
     assert len(set(told)) == 1 and between.measured is not None
     measured: Measured = between.measured
     assert measured.hosts == between.hosts and measured.link.latency_s > 0 and measured.link.byte_s > 0
-    sizes = [size for size, _ in measured.carrier]
+    sizes = [size for size, _ in measured.library_samples]
     assert sizes == sorted(set(sizes)) and {MESSAGE_BYTES[0], 1 << 16} <= set(sizes), "before and behind a handshake"
 
 

@@ -18,19 +18,19 @@ from benchmarks.agreement import MOST, SimulatedEngines, agree_on_plan, is_logar
 from benchmarks.simulated_ranks import LINK, Cost, run_simulated
 from hvdkit.engine.named import engine as named
 from hvdkit.engine.named.coordinator import Item, ranks_in
-from hvdkit.engine.named.operation import JOINING, WITHDRAWING, Announcement
-from hvdkit.engine.named.tree import FANOUT, HOLD_S, Merger, place_in_tree
+from hvdkit.engine.named.operation import JOINING, WITHDRAWING, OperationRequest
+from hvdkit.engine.named.tree import FANOUT, HOLD_S, TreeAggregator, position_in_tree
 from hvdkit.engine.planned.agreement import check_agreement
 from hvdkit.errors import HorovodInternalError, PlanMismatchError
 
-ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
-OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))
+ASKED = OperationRequest("allreduce", (("float32", (3,)),), (("op", "sum"),))
+OTHER = OperationRequest("allreduce", (("float32", (4,)),), (("op", "sum"),))
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 300), st.integers(1, 9))
 def test_every_rank_has_one_way_to_the_root(size: int, fanout: int) -> None:
-    places = [place_in_tree(rank, size, fanout) for rank in range(size)]
+    places = [position_in_tree(rank, size, fanout) for rank in range(size)]
     assert places[0].parent == -1 and places[0].stop == size
     for one in places:
         inside = set(range(one.rank + 1, one.stop))
@@ -42,11 +42,11 @@ def test_every_rank_has_one_way_to_the_root(size: int, fanout: int) -> None:
 
 
 def test_a_small_world_is_flat_and_a_large_one_shallow() -> None:
-    assert all(place_in_tree(rank, 9).parent == 0 for rank in range(1, 9))
+    assert all(position_in_tree(rank, 9).parent == 0 for rank in range(1, 9))
     for size, most in ((10, 2), (73, 2), (585, 3), (1024, 4), (4096, 4)):
         depths = [0] * size
         for rank in range(1, size):
-            depths[rank] = depths[place_in_tree(rank, size).parent] + 1
+            depths[rank] = depths[position_in_tree(rank, size).parent] + 1
         assert max(depths) == most
 
 
@@ -197,7 +197,7 @@ def test_rows_that_differ_between_ranks_are_not_kept_anywhere() -> None:
     engines = SimulatedEngines(100)
     engines.wire.start_counting()
     for rank in range(100):
-        engines.announce(rank, ["rows"], Announcement("allgather", (("float32", (rank, 3)),)))
+        engines.announce(rank, ["rows"], OperationRequest("allgather", (("float32", (rank, 3)),)))
     engines.wire.run()
     assert all(rank.heard == ["ready rows"] for rank in engines.ranks)
     assert engines.wire.counted().seconds < HOLD_S
@@ -288,7 +288,7 @@ def test_real_ranks_in_a_chain() -> None:
 @given(st.data())
 def test_no_announcement_is_lost_or_passed_on_twice_by_a_merger(data: st.DataObject) -> None:
     ranks, now = range(1, 5), 0.0
-    merger = Merger(sum(1 << rank for rank in ranks))
+    merger = TreeAggregator(sum(1 << rank for rank in ranks))
     left = {rank: data.draw(st.permutations(range(3))) for rank in ranks}
     passed_on: list[tuple[int, int]] = []
     while any(left.values()):

@@ -21,9 +21,9 @@ from torch import nn
 
 from hvdkit.errors import ParallelError
 from hvdkit.parallel.patterns import select
-from hvdkit.parallel.placement import AXES, describe_slow_tensor_parallelism, place, settle_sizes
+from hvdkit.parallel.placement import AXES, complete_mesh_sizes, describe_slow_tensor_parallelism, place
 from hvdkit.parallel.saved_model import describe_difference
-from hvdkit.parallel.stages import balance, settle_stages, stages_of_rank
+from hvdkit.parallel.stages import balance, plan_stages, stages_of_rank
 from hvdkit.profiling.mesh_steps import describe_mesh_steps
 from hvdkit.torch.parallel.chain import _check_chain, check_sharing, find_parts
 from hvdkit.torch.parallel.modules import Stage, outline_of
@@ -43,18 +43,18 @@ HERE = Path(__file__).parents[1] / "support"
 )
 def test_a_mesh_that_does_not_fit_the_world_is_told_one_that_does(dp: int | None, tp: int, pp: int, hint: str) -> None:
     with pytest.raises(ParallelError) as caught:
-        settle_sizes(8, dp, tp, pp)
+        complete_mesh_sizes(8, dp, tp, pp)
     assert hint in str(caught.value)
     assert "the world has 8" in str(caught.value)
 
 
 def test_a_size_of_zero_is_refused() -> None:
     with pytest.raises(ParallelError, match="tp=0"):
-        settle_sizes(8, None, 0, 1)
+        complete_mesh_sizes(8, None, 0, 1)
 
 
 def test_as_many_replicas_as_there_are_ranks_for() -> None:
-    assert settle_sizes(8, None, 2, 2) == (2, 2, 2)
+    assert complete_mesh_sizes(8, None, 2, 2) == (2, 2, 2)
 
 
 @pytest.mark.parametrize("slots", [(8, 8), (2, 2, 4, 8), (16,), (4, 3, 5, 4)])
@@ -125,9 +125,9 @@ def test_stages_go_round_the_ranks_or_there_and_back() -> None:
 )
 def test_stages_that_do_not_fit_are_refused(given: dict[str, Any], cure: str) -> None:
     fits: dict[str, Any] = {"parts": 8, "stages": 2, "microbatches": 4, "several": False, "v_shaped": False}
-    assert settle_stages("x", 2, **fits) == 2
+    assert plan_stages("x", 2, **fits) == 2
     with pytest.raises(ParallelError) as caught:
-        settle_stages("x", 2, **{**fits, **given})
+        plan_stages("x", 2, **{**fits, **given})
     assert cure in str(caught.value)
 
 

@@ -21,7 +21,7 @@ from hvdkit.config import Config
 from hvdkit.engine.groups import global_process_set
 from hvdkit.engine.named import execution
 from hvdkit.engine.named.execution import Work
-from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.operation import Operation, OperationRequest
 from hvdkit.engine.named.step_runner import StepRunner
 from hvdkit.engine.named.submit import collective_step
 from hvdkit.errors import ConfigError, HorovodInternalError, LocalFailureError
@@ -215,7 +215,7 @@ def test_an_exception_of_the_ranks_own_is_a_local_failure_where_rank_0_has_left(
     def fail() -> None:
         raise error
 
-    asked = Announcement("allreduce", (("float32", (2,)),), ())
+    asked = OperationRequest("allreduce", (("float32", (2,)),), ())
     runner = StepRunner(
         PipeTransport(1, {0: Pipe()[0]}),
         Config(),

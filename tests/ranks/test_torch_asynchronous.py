@@ -17,9 +17,9 @@ from torch_world import Case, Weights, assert_alike, joined, weights
 import hvdkit.torch as hvd
 from hvdkit.errors import RankLostError
 from hvdkit.strategies import server
-from hvdkit.strategies.asynchronous import SharedValues, slices
-from hvdkit.strategies.server import LOST, PUSH, STOP, ServerLink
-from hvdkit.strategies.staleness import Clocks
+from hvdkit.strategies.asynchronous import ParameterShard, slices
+from hvdkit.strategies.server import LOST, PUSH, STOP, ServerClient
+from hvdkit.strategies.staleness import StalenessClock
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.request import Request
 
@@ -27,48 +27,48 @@ SGD = Case("SGD", {"lr": 0.05})
 
 
 def test_a_rank_waits_for_those_whose_values_get_too_old() -> None:
-    clocks = Clocks(3, 2, scaled=False)
+    clocks = StalenessClock(3, 2, scaled=False)
     for _ in range(2):
         clocks.push(0)
-        assert clocks.take_released({0}) == [0]
+        assert clocks.pop_released({0}) == [0]
     clocks.push(0)
-    assert clocks.take_released({0}) == []
+    assert clocks.pop_released({0}) == []
     clocks.push(1)
-    assert clocks.take_released({0, 1}) == [1]  # rank 2 is still in its first step
+    assert clocks.pop_released({0, 1}) == [1]  # rank 2 is still in its first step
     clocks.finish(2)
-    assert clocks.take_released({0, 2}) == [0]
+    assert clocks.pop_released({0, 2}) == [0]
     clocks.finish(1)
-    assert clocks.take_released({1, 2}) == []
+    assert clocks.pop_released({1, 2}) == []
     clocks.finish(0)
-    assert clocks.take_released({0, 1, 2}) == [0, 1, 2]
+    assert clocks.pop_released({0, 1, 2}) == [0, 1, 2]
     clocks.push(1)
-    assert clocks.take_released({1}) == [1]
+    assert clocks.pop_released({1}) == [1]
 
 
 def test_a_rank_of_a_third_of_the_speed_holds_nobody_back() -> None:
-    clocks = Clocks(3, 3, scaled=False)
+    clocks = StalenessClock(3, 3, scaled=False)
     for turn in range(1, 60):
         ranks = [0, 1] if turn % 3 else [0, 1, 2]
         for rank in ranks:
             clocks.push(rank)
-            assert clocks.take_released({rank}) == [rank]
+            assert clocks.pop_released({rank}) == [rank]
 
 
 def test_ranks_that_all_wait_go_on() -> None:
-    clocks = Clocks(2, 0, scaled=False)
+    clocks = StalenessClock(2, 0, scaled=False)
     clocks.push(0)
-    assert clocks.take_released({0}) == []
+    assert clocks.pop_released({0}) == []
     clocks.push(1)
-    assert clocks.take_released({0, 1}) == [0, 1]
+    assert clocks.pop_released({0, 1}) == [0, 1]
 
 
 def test_changes_are_scaled_by_whole_rounds_that_they_missed() -> None:
-    clocks = Clocks(3, 10, scaled=True)
-    clocks.take_released({0, 1, 2})
+    clocks = StalenessClock(3, 10, scaled=True)
+    clocks.pop_released({0, 1, 2})
     factors = []
     for rank in (0, 1, 0, 1, 0, 1, 2):
         factors.append(clocks.push(rank))
-        clocks.take_released({rank})
+        clocks.pop_released({rank})
     assert factors == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 / 3]
 
 
@@ -121,7 +121,9 @@ class _Messages:
 
 def test_a_server_that_ends_tells_also_ranks_that_compute() -> None:
     transport: Any = _Messages(0, {1: STOP, 2: PUSH})
-    link = ServerLink(transport, 0, 2, "float32", SharedValues(np.zeros(2, np.float32), Clocks(4, 0, scaled=False)))
+    link = ServerClient(
+        transport, 0, 2, "float32", ParameterShard(np.zeros(2, np.float32), StalenessClock(4, 0, scaled=False))
+    )
     link.ask(PUSH)
     with pytest.raises(RankLostError, match="have shut hvdkit down"):
         link.answer()
@@ -167,14 +169,16 @@ def test_a_server_waits_for_ranks_that_shut_down_later_but_not_for_lost_ones(
 ) -> None:
     monkeypatch.setattr(server, "_END_S", 0.02)
     transport: Any = _OneLater(lost=lost)
-    clocks = Clocks(4, 0, scaled=False)
-    ServerLink(transport, 0, 2, "float32", SharedValues(np.zeros(2, np.float32), clocks)).close()
+    clocks = StalenessClock(4, 0, scaled=False)
+    ServerClient(transport, 0, 2, "float32", ParameterShard(np.zeros(2, np.float32), clocks)).close()
     assert transport.idle is not lost
 
 
 def test_a_rank_whose_request_fails_does_not_wait_for_others_when_it_closes() -> None:
     transport: Any = _Messages(1, {})
-    link = ServerLink(transport, 0, 2, "float32", SharedValues(np.zeros(2, np.float32), Clocks(4, 0, scaled=False)))
+    link = ServerClient(
+        transport, 0, 2, "float32", ParameterShard(np.zeros(2, np.float32), StalenessClock(4, 0, scaled=False))
+    )
     with pytest.raises(RankLostError):
         link.ask(PUSH)
     link.close()

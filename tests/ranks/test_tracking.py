@@ -326,10 +326,10 @@ class Hanging(Failing):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.answers = threading.Event(), threading.Event()
+        self.request, self.answers = threading.Event(), threading.Event()
 
     def write(self, rows: Sequence[Averages]) -> None:
-        self.asked.set()
+        self.request.set()
         self.answers.wait()
         self.rows += rows
 
@@ -345,7 +345,7 @@ def test_rows_for_a_place_that_does_not_answer_are_bounded(
     thread = WritingThread([writer])
     for step in range(9):
         thread.put([(step, {"loss": 1.0})])
-        assert writer.asked.wait(60.0)
+        assert writer.request.wait(60.0)
     writer.answers.set()
     thread.close("FINISHED", 60.0)
     assert [step for step, _ in writer.rows] == [0, 1, 2, 3]  # the first was being written while three waited

@@ -40,7 +40,7 @@ def run(cost: Callable[[PlanSettings], float], *, noise: float = 0.0, seed: int 
     draw = random.Random(seed)
     search = Search(FIRST, AXES, most=most)
     while search.point is not None:
-        search.tell(
+        search.record(
             [
                 cost(search.point) * (1 + abs(draw.gauss(0, noise)) + noise * (10 if draw.random() < 0.05 else 0))
                 for _ in range(8)
@@ -98,7 +98,7 @@ def test_what_cannot_be_used_is_not_chosen() -> None:
     search = Search(FIRST, AXES, most=30)
     while search.point is not None:
         large = search.point.fusion_bytes > 4 * MIB
-        search.tell([] if large else [0.1 - 0.001 * search.point.buckets_in_flight] * 8)
+        search.record([] if large else [0.1 - 0.001 * search.point.buckets_in_flight] * 8)
     assert chosen(search).fusion_bytes <= 4 * MIB and chosen(search).buckets_in_flight == 8
 
 
@@ -106,7 +106,7 @@ def test_an_axis_without_order_is_tried_whole() -> None:
     times = {"library": 0.12, "doubling": 0.13, "auto": 0.1, "halving": 0.11, "pieces": 0.08}
     search = Search(replace(FIRST, progress="auto"), {"progress": sorted(times)}, unordered=["progress"], most=20)
     while search.point is not None:
-        search.tell([times[search.point.progress]] * 8)
+        search.record([times[search.point.progress]] * 8)
     assert chosen(search).progress == "pieces"
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core is not Pytho
 _ROOT = str(Path(hvdkit.__file__).parent)
 _EXECUTION = "/engine/named/execution.py"
 _REPEATS = 200
-_WATCHES = {one.__code__ for one in (Backoff.pause, Negotiator.look, StepRunner.look)}
+_WATCHES = {one.__code__ for one in (Backoff.pause, Negotiator.check, StepRunner.check)}
 
 
 def _count() -> tuple[list[str], int]:

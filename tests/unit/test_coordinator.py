@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from hvdkit.config import read_config
 from hvdkit.engine.named.coordinator import Coordinator, Item, Numbers, _difference
-from hvdkit.engine.named.operation import JOINING, AllJoined, Announcement, Answer, Failed, Ready
+from hvdkit.engine.named.operation import JOINING, AllJoined, Answer, Failed, OperationRequest, Ready
 from hvdkit.engine.observe.stall import Stalls
 
-_ASKED = Announcement("allreduce", (("float32", (3,)),), (("op", "sum"),))
-_OTHER = Announcement("allreduce", (("float32", (4,)),), (("op", "sum"),))
+_ASKED = OperationRequest("allreduce", (("float32", (3,)),), (("op", "sum"),))
+_OTHER = OperationRequest("allreduce", (("float32", (4,)),), (("op", "sum"),))
 
 
 def _who(rank: int) -> str:
@@ -31,7 +31,7 @@ class _Ranks:
         self.numbers = Numbers()
         self.by_number = 0
 
-    def announce(self, rank: int, names: list[str], asked: Announcement = _ASKED) -> None:
+    def announce(self, rank: int, names: list[str], asked: OperationRequest = _ASKED) -> None:
         items = [self.numbers.item(name, asked) if self.numbered else (name, asked) for name in names]
         self.by_number += sum(isinstance(item, int) for item in items)
         self.coordinator.announce(1 << rank, items, 0.0)
@@ -43,13 +43,13 @@ class _Ranks:
         answers, self.coordinator.answers = self.coordinator.answers, []
         return answers
 
-    def hear(self) -> list[str]:
+    def on_message(self) -> list[str]:
         heard = []
         for answer in self.take_answers():
             ready = self.numbers.ready[answer] if isinstance(answer, int) else answer
             if isinstance(ready, Ready):
                 if ready.number >= 0:
-                    assert ready.number == self.numbers.add(ready.name, ready.asked)
+                    assert ready.number == self.numbers.add(ready.name, ready.request)
                 heard.append(f"ready {ready.name} {ready.joined}")
             else:
                 heard.append(f"{ready}")
@@ -78,10 +78,10 @@ def _play(ranks: _Ranks, seed: int) -> list[list[str]]:
             for rank in range(ranks.size):
                 if rank != gone:
                     ranks.join(rank)
-        heard.append(ranks.hear())
+        heard.append(ranks.on_message())
         heard.append(sorted(f"{one.name} {one.present}" for one in ranks.coordinator.waiting(turn)))
     ranks.coordinator.leave(0, "rank 0 has gone")
-    heard.append(ranks.hear())
+    heard.append(ranks.on_message())
     return heard
 
 
@@ -97,7 +97,7 @@ def test_what_comes_a_third_time_comes_by_number() -> None:
         assert not ranks.by_number
         for rank in range(2):
             ranks.announce(rank, ["a", "b"])
-        assert len(ranks.hear()) == 2
+        assert len(ranks.on_message()) == 2
     assert ranks.by_number == 4
 
 
@@ -106,8 +106,8 @@ def test_what_ranks_have_of_their_own_has_no_number() -> None:
     for kind in ("allgather", "alltoall", "gradients"):
         for _ in range(3):
             for rank in range(2):
-                ranks.announce(rank, ["a"], Announcement(kind, ()))
-            assert len(ranks.hear()) == 1
+                ranks.announce(rank, ["a"], OperationRequest(kind, ()))
+            assert len(ranks.on_message()) == 1
     assert not ranks.by_number
 
 
@@ -121,8 +121,8 @@ def test_what_ranks_have_of_their_own_has_no_number() -> None:
     ],
 )
 def test_options_that_differ_in_any_way_are_seen(other: tuple[tuple[str, str], ...], words: tuple[str, ...]) -> None:
-    one = Announcement("step", (), (("x", "1"),))
-    found = _difference(one, Announcement("step", (), other))
+    one = OperationRequest("step", (), (("x", "1"),))
+    found = _difference(one, OperationRequest("step", (), other))
     assert found == words and _difference(one, one) is None
 
 
@@ -139,13 +139,13 @@ def test_what_waits_by_name_and_by_number_is_one_operation() -> None:
     for _ in range(2):
         for rank in range(3):
             ranks.announce(rank, ["a"])
-        ranks.hear()
+        ranks.on_message()
     orders: list[list[Item]] = [[("a", _ASKED), 0, 0], [0, ("a", _ASKED), 0], [0, 0, ("a", _ASKED)]]
     for order in orders:
         for rank, item in enumerate(order):
             assert not ranks.coordinator.answers
             ranks.coordinator.announce(1 << rank, [item], 0.0)
-        assert ranks.hear() == ["ready a ()"]
+        assert ranks.on_message() == ["ready a ()"]
 
 
 def test_a_rank_that_has_gone_fails_what_waits_by_number() -> None:
@@ -153,9 +153,9 @@ def test_a_rank_that_has_gone_fails_what_waits_by_number() -> None:
     for _ in range(2):
         for rank in range(3):
             ranks.announce(rank, ["a"])
-        ranks.hear()
+        ranks.on_message()
     ranks.announce(0, ["a"])
-    assert ranks.by_number == 1 and not ranks.hear()
+    assert ranks.by_number == 1 and not ranks.on_message()
     ranks.coordinator.leave(2, "rank 2 has gone")
     (failed,) = ranks.take_answers()
     assert isinstance(failed, Failed) and "rank 2 has gone, but a waits for it on rank 0" in failed.why
@@ -166,10 +166,10 @@ def test_all_that_wait_are_ready_when_the_last_one_joins() -> None:
     for _ in range(2):
         for rank in range(2):
             ranks.announce(rank, ["a"])
-        ranks.hear()
+        ranks.on_message()
     ranks.announce(0, ["a"])
     ranks.join(1)
-    assert ranks.hear() == ["ready a (1,)"]
+    assert ranks.on_message() == ["ready a (1,)"]
     ranks.join(0)
     assert isinstance(ranks.take_answers()[0], AllJoined)
 
@@ -183,8 +183,8 @@ def test_a_stalled_job_that_goes_on_is_told_how_to_see_its_stacks_and_one_that_e
     for now, limit in ((3.0, 0.0), (6.0, 5.0)):
         config = read_config({"HVDKIT_STALL_CHECK_S": "2", "HVDKIT_STALL_SHUTDOWN_S": f"{limit:g}"})
         stalls = Stalls(config, _who, clock=functools.partial(float, now))
-        stalls.hear(1, "  in save\n")
-        stalls.look(coordinator, ask=lambda rank: None)
+        stalls.on_message(1, "  in save\n")
+        stalls.check(coordinator, ask=lambda rank: None)
     (warning,) = caplog.messages
     (failed,) = coordinator.answers
     assert isinstance(failed, Failed)

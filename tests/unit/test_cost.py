@@ -77,7 +77,7 @@ def test_the_librarys_time_goes_through_what_was_measured(found: list[tuple[int,
 
 @given(measurements, sizes)
 def test_the_library_is_no_faster_than_the_link_beyond_what_was_measured(measured: Measured, nbytes: int) -> None:
-    size, seconds = measured.carrier[-1]
+    size, seconds = measured.library_samples[-1]
     least = measured.link.byte_s * (nbytes - size)  # each host sends half of it and more, and gets as much
     assert nbytes <= size or measured.seconds("library", nbytes) >= seconds + least * 0.999
 
@@ -111,8 +111,8 @@ def between(algorithm: str, hosts: int, able: tuple[str, ...] = ABLE) -> Between
 @given(st.sampled_from(NAMES), hosts, sizes, st.sampled_from(["float32", "int64", "float16", "bfloat16"]))
 def test_what_is_taken_fits_the_dtype(name: str, hosts: int, nbytes: int, dtype: str) -> None:
     made = between(name, hosts)
-    assert made.pick(dtype, nbytes) in made.fitting(dtype)
-    if name in made.fitting(dtype):
+    assert made.pick(dtype, nbytes) in made.supported_for(dtype)
+    if name in made.supported_for(dtype):
         assert made.pick(dtype, nbytes) == name
 
 

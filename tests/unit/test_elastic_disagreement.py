@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvdkit.elastic.resizing import Resizing
+from hvdkit.elastic.resizing import UlfmResizing
 from hvdkit.errors import HorovodInternalError, RankLostError, RanksDisagreeError
 
 pytestmark = pytest.mark.timeout(30)
@@ -57,7 +57,7 @@ def test_the_others_know_of_the_disagreement_before_a_rank_ends_by_it() -> None:
     errors = (RanksDisagreeError("shapes differ"), RankLostError("the communicator was revoked"))
 
     def shrink(rank: int) -> HorovodInternalError | None:
-        resizing = Resizing.__new__(Resizing)
+        resizing = UlfmResizing.__new__(UlfmResizing)
         resizing._members = View(members, rank)  # type: ignore[assignment]
         try:
             resizing._shrink(errors[rank])

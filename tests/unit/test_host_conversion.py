@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
-from hvdkit.launch.hostfiles import DIALECTS, Host, parse_hostfile, settle_slots
+from hvdkit.launch.hostfiles import DIALECTS, Host, complete_slots, parse_hostfile
 from hvdkit.launch.hostfiles.dialects import convert
 
 NAMES = st.one_of(
@@ -43,7 +43,7 @@ def test_what_is_written_in_a_dialect_is_read_back(name: str, data: st.DataObjec
     text, notes = convert(hosts, dialect)
     assert notes == ()
     read = parse_hostfile(text, "hosts", name)
-    assert read.hosts == settle_slots(hosts, dialect.default_slots)
+    assert read.hosts == complete_slots(hosts, dialect.default_slots)
     assert read.notes == ()
 
 
@@ -55,7 +55,7 @@ def test_what_is_written_is_recognised_or_it_is_said_that_it_may_mean_something_
     dialect = DIALECTS[name]
     hosts = data.draw(host_lists(dialect.carries))
     read = parse_hostfile(convert(hosts, dialect)[0], "hosts")
-    assert read.hosts == settle_slots(hosts, dialect.default_slots) or "--hostfile-format" in read.notes[0]
+    assert read.hosts == complete_slots(hosts, dialect.default_slots) or "--hostfile-format" in read.notes[0]
 
 
 @given(data=st.data())

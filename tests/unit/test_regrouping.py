@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hvdkit.elastic import regrouping
-from hvdkit.elastic.regrouping import Regrouping
+from hvdkit.elastic.regrouping import ExternalRendezvous
 from hvdkit.elastic.state import HostUpdateResult, State
 from hvdkit.engine import runtime, startup
 from hvdkit.errors import HorovodInternalError, HostsUpdatedInterrupt, RankLostError, RanksDisagreeError
-from hvdkit.transport.polling import look
+from hvdkit.transport.polling import check_wait
 
 
 class Driver:
@@ -58,7 +58,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 def test_a_rank_waits_for_a_place_until_a_world_begins(driver: Driver) -> None:
     driver.fails = 2
-    Regrouping(driver).restart(lost=RankLostError("of rank 1"))
+    ExternalRendezvous(driver).restart(lost=RankLostError("of rank 1"))
     assert driver.said == [
         *("leaves alone", "wait: of rank 1"),
         *("leaves alone", "wait: attempt 1"),
@@ -67,7 +67,7 @@ def test_a_rank_waits_for_a_place_until_a_world_begins(driver: Driver) -> None:
 
 
 def test_a_world_that_grows_is_left_together(driver: Driver) -> None:
-    Regrouping(driver).restart(lost=None)
+    ExternalRendezvous(driver).restart(lost=None)
     assert driver.said == ["leaves together", "wait: there are new workers"]
 
 
@@ -80,19 +80,19 @@ class Nothing(State):
 
 
 def test_workers_that_come_while_a_rank_enters_a_world_are_taken_in_at_its_next_commit(driver: Driver) -> None:
-    state, changes = Nothing(lambda value: value), Regrouping(driver)
+    state, changes = Nothing(lambda value: value), ExternalRendezvous(driver)
     state.world_may_change = True
     changes.begin(state)
-    changes.settle()
+    changes.agree()
     state.commit()
     driver.announced_s = 5.0
     state.on_hosts_updated(driver.announced_s, HostUpdateResult.added)
     state.on_reset()
-    changes.settle()
+    changes.agree()
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
     state.on_reset()
-    changes.settle()
+    changes.agree()
     state.commit()  # they are announced still, and in the world
     changes.end(state, well=True)
     state.commit()
@@ -102,7 +102,7 @@ def test_workers_that_come_while_a_rank_enters_a_world_are_taken_in_at_its_next_
 def test_ranks_that_disagree_would_do_so_in_the_next_world_too(driver: Driver) -> None:
     lost = RanksDisagreeError("one adds, one broadcasts")
     with pytest.raises(HorovodInternalError, match="one adds"):
-        Regrouping(driver).restart(lost=lost)
+        ExternalRendezvous(driver).restart(lost=lost)
     assert driver.said == []
 
 
@@ -123,13 +123,13 @@ def test_a_rank_whose_world_ends_while_it_connects_waits_in_init_for_the_next_on
     ends: list[HorovodInternalError] = [RankLostError("of rank 1"), RankLostError("of rank 2")]
 
     def join() -> str:
-        look()
+        check_wait()
         if ends:
             raise ends.pop(0)
         return "in"
 
     assert startup.enter_world(join, lambda: driver.said.append("leaves")) == "in"
-    look()  # it connects no more
+    check_wait()  # it connects no more
     assert driver.said == [
         *("checked", "leaves", "wait: of rank 1"),
         *("checked", "leaves", "wait: of rank 2"),

@@ -7,15 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdkit.elastic.replacing import Place, plan_replacements
+from hvdkit.elastic.replacing import HostSlot, plan_replacements
 
 PLACES = st.lists(
-    st.builds(Place, st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=8
+    st.builds(HostSlot, st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=8
 )
 
 
 @given(PLACES, st.integers(0, 8))
-def test_no_host_gets_more_than_it_has_room_for_and_all_that_can_come_do(places: list[Place], most: int) -> None:
+def test_no_host_gets_more_than_it_has_room_for_and_all_that_can_come_do(places: list[HostSlot], most: int) -> None:
     counts = plan_replacements(places, most)
     hosts = [place.host for place in places]
     there = Counter(hosts)

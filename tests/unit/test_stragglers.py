@@ -47,9 +47,9 @@ class _Clock:
         return self.now
 
 
-def hear(stragglers: Stragglers, turn: int, waits_ms: Sequence[float], plan: str = "optimizer.1") -> None:
+def on_message(stragglers: Stragglers, turn: int, waits_ms: Sequence[float], plan: str = "optimizer.1") -> None:
     for rank, waited in enumerate(waits_ms):
-        stragglers.hear(rank, [window(waited, turn, plan)])
+        stragglers.on_message(rank, [window(waited, turn, plan)])
 
 
 def listen(percent: float = 20.0) -> tuple[Stragglers, _Clock]:
@@ -61,10 +61,10 @@ def test_a_rank_is_told_of_once_it_has_been_late_for_long(caplog: pytest.LogCapt
     stragglers, clock = listen()
     with caplog.at_level(logging.WARNING, "hvdkit"):
         for turn, expected in enumerate([0, 0, 0, 1, 1, 1]):
-            hear(stragglers, turn, [30, 30, 30, 0 if turn else 30])
+            on_message(stragglers, turn, [30, 30, 30, 0 if turn else 30])
             assert len(caplog.records) == expected
         clock.now = 700.0
-        hear(stragglers, 6, [30, 30, 30, 0])
+        on_message(stragglers, 6, [30, 30, 30, 0])
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert said[0].startswith(
@@ -80,7 +80,7 @@ def test_noise_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
         for turn in range(40):
             waits = [30.0] * 4
             waits[random.integers(4)] = 0.0  # late, but another one each time
-            hear(stragglers, turn, waits if turn % 3 else [30, 30, 30, 30])
+            on_message(stragglers, turn, waits if turn % 3 else [30, 30, 30, 30])
     assert not caplog.records
 
 
@@ -88,7 +88,7 @@ def test_it_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
     stragglers, _ = listen(percent=0)
     with caplog.at_level(logging.WARNING, "hvdkit"):
         for turn in range(9):
-            hear(stragglers, turn, [30, 30, 30, 0])
+            on_message(stragglers, turn, [30, 30, 30, 0])
     assert not caplog.records
 
 
@@ -96,7 +96,7 @@ def test_a_rank_that_has_joined_leaves_the_others_uncompared(caplog: pytest.LogC
     stragglers, _ = listen()
     with caplog.at_level(logging.WARNING, "hvdkit"):
         for turn in range(9):
-            hear(stragglers, turn, [30, 30, 0] if turn % 2 else [30, 30, 30, 0])
+            on_message(stragglers, turn, [30, 30, 0] if turn % 2 else [30, 30, 30, 0])
     assert not caplog.records
 
 

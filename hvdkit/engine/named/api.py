@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from hvdkit.engine.named.joining import Joining
-from hvdkit.engine.named.operation import Action, Announcement, Operation
+from hvdkit.engine.named.operation import Action, Operation, OperationRequest
 from hvdkit.engine.observe.stragglers import Window
 from hvdkit.errors import DuplicateNameError
 from hvdkit.transport.api import Transport
@@ -90,7 +90,7 @@ class Engine(ABC):
                 del self._counters[kind]
 
     @abstractmethod
-    def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
+    def submit(self, name: str, request: OperationRequest, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
 
         name: of the operation. asked: this rank's request. buffers: the caller must not touch them until the operation
@@ -101,7 +101,7 @@ class Engine(ABC):
 
     @abstractmethod
     def do(
-        self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, action: Action | None = None
+        self, name: str, request: OperationRequest, buffers: Sequence[Buffer], *, action: Action | None = None
     ) -> Operation:
         """Begin an operation and return when it is done. Raises the operation's error, and what submit() raises.
 

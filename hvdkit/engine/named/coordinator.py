@@ -25,9 +25,9 @@ from hvdkit.engine.named.operation import (
     JOINING,
     WITHDRAWING,
     AllJoined,
-    Announcement,
     Answer,
     Failed,
+    OperationRequest,
     Ready,
 )
 
@@ -39,29 +39,29 @@ _MOST_NUMBERS = 4096
 _MOST_REMEMBERED = 4096  # operations that have been ready once
 
 #: An entry of an announcement: a number, or a name with the request.
-Item = int | tuple[str, Announcement]
+Item = int | tuple[str, OperationRequest]
 
 
 class Numbers:
     """The numbers of operations, as all ranks know them; equal on ranks that have received the same answers."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, tuple[Announcement, int]] = {}
+        self.by_name: dict[str, tuple[OperationRequest, int]] = {}
         self.ready: list[Ready] = []  # index: the number
 
-    def add(self, name: str, asked: Announcement) -> int:
+    def add(self, name: str, request: OperationRequest) -> int:
         """Give the next number to an operation."""
-        self.by_name[name] = asked, len(self.ready)
-        self.ready.append(Ready(name, asked))
+        self.by_name[name] = request, len(self.ready)
+        self.ready.append(Ready(name, request))
         return len(self.ready) - 1
 
-    def item(self, name: str, asked: Announcement) -> Item:
+    def item(self, name: str, request: OperationRequest) -> Item:
         """Return the number by which an operation can be announced, or else its name and request."""
         known = self.by_name.get(name)
-        if known is None or (known[0] is not asked and known[0] != asked):
-            return name, asked
-        if known[0] is not asked:
-            self.by_name[name] = asked, known[1]  # the next comparison of the same object is faster
+        if known is None or (known[0] is not request and known[0] != request):
+            return name, request
+        if known[0] is not request:
+            self.by_name[name] = request, known[1]  # the next comparison of the same object is faster
         return known[1]
 
 
@@ -73,17 +73,17 @@ class _Pending:
     """
 
     since_s: float
-    announced: dict[Announcement, int] = field(default_factory=dict)
+    announced: dict[OperationRequest, int] = field(default_factory=dict)
     here: int = 0
 
-    def add(self, ranks: int, asked: Announcement) -> None:
+    def add(self, ranks: int, request: OperationRequest) -> None:
         if self.here & ranks:
             self.remove(ranks)
-        self.announced[asked] = self.announced.get(asked, 0) | ranks
+        self.announced[request] = self.announced.get(request, 0) | ranks
         self.here |= ranks
 
     def remove(self, ranks: int) -> None:
-        self.announced = {asked: rest for asked, those in self.announced.items() if (rest := those & ~ranks)}
+        self.announced = {request: rest for request, those in self.announced.items() if (rest := those & ~ranks)}
         self.here &= ~ranks
 
 
@@ -117,7 +117,9 @@ class Coordinator:
         self.answers: list[Answer] = []  # removed by the caller of announce()
         self._pending: dict[str, _Pending] = {}
         self._numbered: dict[int, tuple[int, float]] = {}  # number -> ranks, and since when
-        self._once: dict[str, Announcement] = {}  # operations that were ready once; the second time they get a number
+        self._once: dict[
+            str, OperationRequest
+        ] = {}  # operations that were ready once; the second time they get a number
         self._joined: list[int] = []  # in the order in which they joined
         self._joined_set = 0
         self._left: dict[int, str] = {}
@@ -135,25 +137,25 @@ class Coordinator:
                 else:
                     numbered[item] = here | ranks, since_s
                 continue
-            name, asked = ready[item][:2] if isinstance(item, int) else item
-            if asked.kind == JOINING.kind:
+            name, request = ready[item][:2] if isinstance(item, int) else item
+            if request.kind == JOINING.kind:
                 self._join(ranks)
                 special = True
-            elif asked.kind == WITHDRAWING.kind:
+            elif request.kind == WITHDRAWING.kind:
                 self._withdraw(ranks, name)
             else:
                 pending = self._by_name(name) or pendings.setdefault(name, _Pending(now_s))
-                pending.add(ranks, asked)
-                self._settle(name)
+                pending.add(ranks, request)
+                self._decide(name)
 
     def _by_name(self, name: str) -> _Pending | None:
         """Move an operation from `_numbered` to `_pending`; None if it has not been announced by number."""
-        asked, number = self.numbers.by_name.get(name, (JOINING, -1))
+        request, number = self.numbers.by_name.get(name, (JOINING, -1))
         if number not in self._numbered:
             return None
         here, since_s = self._numbered.pop(number)
         pending = self._pending[name] = _Pending(since_s)
-        pending.add(here, asked)
+        pending.add(here, request)
         return pending
 
     def _all_by_name(self) -> None:
@@ -174,7 +176,7 @@ class Coordinator:
         self._joined_set |= ranks
         self._fail_join()
         for name in list(self._pending):
-            self._settle(name)
+            self._decide(name)
         if len(self._joined) == self._size:
             self.answers.append(AllJoined(self._joined[-1]))
             self._joined, self._joined_set = [], 0
@@ -184,7 +186,7 @@ class Coordinator:
         self._all_by_name()
         self._left[rank] = why
         for name in list(self._pending):
-            self._settle(name)
+            self._decide(name)
         self._fail_join()
 
     def _fail_join(self) -> None:
@@ -214,7 +216,7 @@ class Coordinator:
             for name, pending in self._pending.items()
         ]
 
-    def _settle(self, name: str) -> None:
+    def _decide(self, name: str) -> None:
         pending = self._pending[name]
         missing = self._everyone & ~(pending.here | self._joined_set)
         gone = [rank for rank in sorted(self._left) if missing >> rank & 1]
@@ -234,12 +236,12 @@ class Coordinator:
 
     def _numbered_answer(self, ready: Ready) -> Ready:
         """Add a number to the answer if the operation is ready for the second time under the same name."""
-        name, asked = ready.name, ready.asked
-        if asked.kind not in _NUMBERED or ready.joined or name in self.numbers.by_name:
+        name, request = ready.name, ready.request
+        if request.kind not in _NUMBERED or ready.joined or name in self.numbers.by_name:
             return ready
-        if self._once.pop(name, None) == asked and len(self.numbers.ready) < _MOST_NUMBERS:
-            return ready._replace(number=self.numbers.add(name, asked))
-        self._once[name] = asked
+        if self._once.pop(name, None) == request and len(self.numbers.ready) < _MOST_NUMBERS:
+            return ready._replace(number=self.numbers.add(name, request))
+        self._once[name] = request
         if len(self._once) > _MOST_REMEMBERED:
             del self._once[next(iter(self._once))]
         return ready
@@ -249,7 +251,7 @@ class Coordinator:
 
 
 def agree(
-    name: str, announced: dict[Announcement, int], size: int, joined: tuple[int, ...], who: Callable[[int], str]
+    name: str, announced: dict[OperationRequest, int], size: int, joined: tuple[int, ...], who: Callable[[int], str]
 ) -> Ready | Failed:
     """Compare the ranks' announcements of one operation.
 
@@ -280,13 +282,15 @@ def agree(
     rows: list[tuple[int, ...]] = []
     if first.kind in ("allgather", "alltoall"):
         rows = [()] * size
-        for asked, ranks in announced.items():
+        for request, ranks in announced.items():
             for rank in ranks_in(ranks):
-                rows[rank] = asked.splits if first.kind == "alltoall" else tuple(shape[0] for _, shape in asked.tensors)
+                rows[rank] = (
+                    request.splits if first.kind == "alltoall" else tuple(shape[0] for _, shape in request.tensors)
+                )
     return Ready(name, first, tuple(rows), joined)
 
 
-def _difference(one: Announcement, other: Announcement) -> tuple[str, str, str] | None:
+def _difference(one: OperationRequest, other: OperationRequest) -> tuple[str, str, str] | None:
     """Return the first forbidden difference between two announcements, as (what, here, there); None without one."""
     if one.kind != other.kind:
         return "operation", one.kind, other.kind

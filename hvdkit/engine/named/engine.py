@@ -33,10 +33,10 @@ from hvdkit.engine.named.operation import (
     WITHDRAWING,
     Action,
     AllJoined,
-    Announcement,
     Answer,
     Failed,
     Operation,
+    OperationRequest,
     Ready,
 )
 from hvdkit.engine.named.step_runner import StepRunner
@@ -92,7 +92,7 @@ class NamedEngine(Engine):
             stalls=Stalls(config, self.who),
             stragglers=Stragglers(transport.size, self.who, config.straggler_percent),
             fanout=FANOUT,
-            hear_of_steps=lambda *message: self._steps.hear(*message),
+            hear_of_steps=lambda *message: self._steps.on_message(*message),
         )
         self.report_window = self._negotiator.windows.append
         self._executor = Executor(transport, config.fusion_bytes, timeline)
@@ -123,16 +123,16 @@ class NamedEngine(Engine):
             self.thread = threading.Thread(target=self._run, name="hvdkit-named", daemon=True)
             self.thread.start()
 
-    def submit(self, name: str, asked: Announcement, buffers: Sequence[Buffer]) -> Operation:
-        operation = self._announce(Operation(name, asked, buffers))
+    def submit(self, name: str, request: OperationRequest, buffers: Sequence[Buffer]) -> Operation:
+        operation = self._announce(Operation(name, request, buffers))
         if not self._awake.is_set():
             self._awake.set()
         return operation
 
     def do(
-        self, name: str, asked: Announcement, buffers: Sequence[Buffer], *, action: Action | None = None
+        self, name: str, request: OperationRequest, buffers: Sequence[Buffer], *, action: Action | None = None
     ) -> Operation:
-        operation = self._announce(Operation(name, asked, buffers, action))
+        operation = self._announce(Operation(name, request, buffers, action))
         self.wait(operation)
         return operation
 
@@ -155,8 +155,8 @@ class NamedEngine(Engine):
 
     def _negotiate(self, operation: Operation) -> None:
         if self.timeline.on:
-            self.timeline.begin(operation.name, f"NEGOTIATE_{operation.asked.kind.upper()}")
-        self._negotiator.add(operation.name, operation.asked)
+            self.timeline.begin(operation.name, f"NEGOTIATE_{operation.request.kind.upper()}")
+        self._negotiator.add(operation.name, operation.request)
 
     def _free(self, name: str) -> None:
         """Free the name of an operation that has ended, and begin the next that waits for it; holds `_registering`."""
@@ -224,8 +224,8 @@ class NamedEngine(Engine):
             now = time.monotonic()
             if now >= self._next_look_s:
                 self._next_look_s = now + _LOOK_S
-                self._negotiator.look()
-                self._steps.look()
+                self._negotiator.check()
+                self._steps.check()
         return moved
 
     def _execute(self, answers: Sequence[Answer]) -> None:
@@ -271,10 +271,10 @@ class NamedEngine(Engine):
 
     def _contribution(self, ready: Ready) -> Operation:
         """Make a joined rank's contribution to an operation that it has not submitted."""
-        if ready.asked.kind not in WITH_ACTION:
+        if ready.request.kind not in WITH_ACTION:
             return join_contribution(ready)
         try:
-            return Operation(ready.name, ready.asked, (), self.joining.action_for(ready.name))
+            return Operation(ready.name, ready.request, (), self.joining.action_for(ready.name))
         except Exception as error:
             raise self._steps.stop_all(ready.name, error) from error
 
@@ -298,10 +298,10 @@ class NamedEngine(Engine):
             self.count_anew()  # the counts differ, because ranks with more work have begun more operations
             self._missed.clear()
 
-            def settle() -> None:
-                join.last_joined = self.joining.settle(self.transport, last)
+            def find_last_joined() -> None:
+                join.last_joined = self.joining.find_last_joined(self.transport, last)
 
-            error = self._steps.do(Work([join], settle))
+            error = self._steps.do(Work([join], find_last_joined))
             if error is not None:
                 self._finish(JOIN, error)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hvdkit.engine.adasum import adasum
 from hvdkit.engine.named.integers import finish_average, multiply, widen
-from hvdkit.engine.named.operation import Announcement, Operation, Ready, label_of
+from hvdkit.engine.named.operation import Operation, OperationRequest, Ready, label_of
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
@@ -38,20 +38,20 @@ class Work(NamedTuple):
         """Name the work for messages."""
         first = self.operations[0]
         more = f" and {len(self.operations) - 1} more" if len(self.operations) > 1 else ""
-        return label_of(first.asked.kind, first.name) + more
+        return label_of(first.request.kind, first.name) + more
 
 
 def join_contribution(ready: Ready) -> Operation:
     """Make a joined rank's contribution, which does not change the result; without buffers if tensors are on GPUs."""
-    if ready.asked.on_device:
-        return Operation(ready.name, ready.asked, ())
+    if ready.request.on_device:
+        return Operation(ready.name, ready.request, ())
     buffers = []
-    for count, (dtype, _) in zip(ready.asked.counts, ready.asked.tensors, strict=True):
+    for count, (dtype, _) in zip(ready.request.counts, ready.request.tensors, strict=True):
         buffer = make_buffer(count, dtype)
-        value = neutral(ready.asked.op, dtype)
+        value = neutral(ready.request.op, dtype)
         buffer.array[:] = _BFLOAT16[value] if dtype == "bfloat16" else value
         buffers.append(buffer)
-    return Operation(ready.name, ready.asked, buffers)
+    return Operation(ready.name, ready.request, buffers)
 
 
 def neutral(op: str, dtype: str) -> float:
@@ -69,14 +69,14 @@ _BFLOAT16 = {0: 0, 1: 0x3F80, math.inf: 0x7F80, -math.inf: 0xFF80}
 
 
 @functools.lru_cache(maxsize=64)
-def plan_fusion(asked: tuple[Announcement, ...], limit_bytes: int) -> tuple[Group, ...]:
+def plan_fusion(request: tuple[OperationRequest, ...], limit_bytes: int) -> tuple[Group, ...]:
     """Group the tensors of operations that are reduced together: equal dtype and options, up to `limit_bytes` a group.
 
     Tensors stay in order; a tensor above the limit has a group of its own. Groups are ordered by their first tensor.
     """
     groups: list[list[tuple[int, int]]] = []
     filling: dict[tuple[object, ...], tuple[list[tuple[int, int]], int]] = {}
-    for index, each in enumerate(asked):
+    for index, each in enumerate(request):
         if not each.fusible:
             continue
         for at, (dtype, _) in enumerate(each.tensors):
@@ -147,20 +147,20 @@ class Executor:
 
         operations: this rank's operation for each of `ready`.
         """
-        if len(ready) == 1 and len(operations[0].buffers) == 1 and ready[0].asked.fusible:
+        if len(ready) == 1 and len(operations[0].buffers) == 1 and ready[0].request.fusible:
             return [Work(operations, functools.partial(self._reduce, operations[0].buffers[0], operations))]
         planned = []
-        for group in plan_fusion(tuple([each.asked for each in ready]), self._limit_bytes):
+        for group in plan_fusion(tuple([each.request for each in ready]), self._limit_bytes):
             members = [operations[index] for index in dict.fromkeys(index for index, _ in group)]
             buffers = [operations[index].buffers[at] for index, at in group]
             planned.append(Work(members, functools.partial(self._reduce_group, members, buffers)))
         on_device = []
         for each, operation in zip(ready, operations, strict=True):
-            if each.asked.on_device and each.asked.kind == "allreduce":
+            if each.request.on_device and each.request.kind == "allreduce":
                 on_device.append((each, operation))
-            elif each.asked.on_device:
+            elif each.request.on_device:
                 planned.append(Work([operation], functools.partial(self._do_on_device, [each], [operation])))
-            elif operation.action is not None or not each.asked.fusible:
+            elif operation.action is not None or not each.request.fusible:
                 planned.append(Work([operation], functools.partial(self._do_one, each, operation)))
         if on_device:
             answers, parts = zip(*on_device, strict=True)
@@ -174,10 +174,10 @@ class Executor:
         if self._devices.open(operations):
             for each, operation in zip(ready, operations, strict=True):
                 operation.rows = each.rows
-            with self._timeline.span(f"NCCL_{ready[0].asked.kind.upper()}", operations):
+            with self._timeline.span(f"NCCL_{ready[0].request.kind.upper()}", operations):
                 self._devices.run(ready, operations)
             return
-        ready = [each._replace(asked=each.asked.at("cpu")) for each in ready]
+        ready = [each._replace(request=each.request.at("cpu")) for each in ready]
         parts = [
             self._devices.to_host(each, operation) if operation.buffers else join_contribution(each)
             for each, operation in zip(ready, operations, strict=True)
@@ -190,9 +190,9 @@ class Executor:
     def _reduce(self, buffer: Buffer, operations: Sequence[Operation]) -> None:
         if self._timeline.on:
             with self._timeline.span("ALLREDUCE", operations):
-                reduce_scaled(self._transport, buffer, operations[0].asked)
+                reduce_scaled(self._transport, buffer, operations[0].request)
         else:
-            reduce_scaled(self._transport, buffer, operations[0].asked)
+            reduce_scaled(self._transport, buffer, operations[0].request)
 
     def _reduce_group(self, operations: Sequence[Operation], buffers: Sequence[Buffer]) -> None:
         if len(buffers) == 1:
@@ -221,7 +221,7 @@ class Executor:
         return Buffer(kept[:count], dtype)
 
     def _do_one(self, ready: Ready, operation: Operation) -> None:
-        kind = ready.asked.kind
+        kind = ready.request.kind
         operation.rows = ready.rows
         with self._timeline.span("ADASUM" if kind == "allreduce" else kind.upper(), [operation]):
             if operation.action is not None:
@@ -232,44 +232,44 @@ class Executor:
                 _COLLECTIVES[kind](self._transport, operation)
 
 
-def reduce_scaled(transport: Transport, buffer: Buffer, asked: Announcement) -> None:
+def reduce_scaled(transport: Transport, buffer: Buffer, request: OperationRequest) -> None:
     """Reduce a buffer as requested, with prescale and postscale."""
     if buffer.dtype in SCALED:
-        if asked.prescale != 1.0:  # before the sum, which may overflow the dtype otherwise
-            transport.arithmetic.combine(buffer, [buffer], scale=asked.prescale)
-        after = asked.postscale / transport.size if asked.op == "average" else asked.postscale
-        transport.allreduce(buffer, asked.sums, after)
-    elif asked.op == "average":
-        total = widen(buffer, transport.size, asked.prescale)
+        if request.prescale != 1.0:  # before the sum, which may overflow the dtype otherwise
+            transport.arithmetic.combine(buffer, [buffer], scale=request.prescale)
+        after = request.postscale / transport.size if request.op == "average" else request.postscale
+        transport.allreduce(buffer, request.sums, after)
+    elif request.op == "average":
+        total = widen(buffer, transport.size, request.prescale)
         transport.allreduce(total)
-        finish_average(buffer, total, transport.size, asked.postscale)
+        finish_average(buffer, total, transport.size, request.postscale)
     else:
-        multiply(buffer, asked.prescale)
-        transport.allreduce(buffer, asked.sums)
-        multiply(buffer, asked.postscale)
+        multiply(buffer, request.prescale)
+        transport.allreduce(buffer, request.sums)
+        multiply(buffer, request.postscale)
 
 
-def factors(asked: Announcement, size: int) -> tuple[float, float]:
+def factors(request: OperationRequest, size: int) -> tuple[float, float]:
     """Return the factors before and after the reduction."""
-    return asked.prescale, asked.postscale / size if asked.op == "average" else asked.postscale
+    return request.prescale, request.postscale / size if request.op == "average" else request.postscale
 
 
 def _broadcast(transport: Transport, operation: Operation) -> None:
-    root = int(operation.asked.option("root rank"))
+    root = int(operation.request.option("root rank"))
     for buffer in operation.buffers:
         transport.broadcast(buffer, root)
 
 
 def _allgather(transport: Transport, operation: Operation) -> None:
     results = []
-    for at, (buffer, (_, shape)) in enumerate(zip(operation.buffers, operation.asked.tensors, strict=True)):
+    for at, (buffer, (_, shape)) in enumerate(zip(operation.buffers, operation.request.tensors, strict=True)):
         width = math.prod(shape[1:])
         results.append(transport.allgather(buffer, [rows[at] * width for rows in operation.rows]))
     operation.results = results
 
 
 def _alltoall(transport: Transport, operation: Operation) -> None:
-    width = math.prod(operation.asked.tensors[0][1][1:])
+    width = math.prod(operation.request.tensors[0][1][1:])
     sent = [count * width for count in operation.rows[transport.rank]]
     received = [splits[transport.rank] * width for splits in operation.rows]
     buffer = operation.buffers[0].slice(0, sum(sent))  # rows beyond the splits are not sent
@@ -283,9 +283,9 @@ def split_rows(rows: int, size: int) -> list[int]:
 
 
 def _reducescatter(transport: Transport, operation: Operation) -> None:
-    before, after = factors(operation.asked, transport.size)
+    before, after = factors(operation.request, transport.size)
     results = []
-    for buffer, (_, shape) in zip(operation.buffers, operation.asked.tensors, strict=True):
+    for buffer, (_, shape) in zip(operation.buffers, operation.request.tensors, strict=True):
         width = math.prod(shape[1:])
         counts = [rows * width for rows in split_rows(shape[0], transport.size)]
         if buffer.dtype in SCALED:
@@ -297,12 +297,12 @@ def _reducescatter(transport: Transport, operation: Operation) -> None:
                 result = transport.reducescatter(buffer, counts, "sum")
                 if after != 1.0:
                     transport.arithmetic.combine(result, [result], scale=after)
-        elif operation.asked.op == "average":
+        elif operation.request.op == "average":
             total = widen(buffer, transport.size, before)
             each = total.count // buffer.count if buffer.count else 1
             total = transport.reducescatter(total, [count * each for count in counts], "sum")
             result = make_buffer(counts[transport.rank], buffer.dtype)
-            finish_average(result, total, transport.size, operation.asked.postscale)
+            finish_average(result, total, transport.size, operation.request.postscale)
         else:
             multiply(buffer, before)
             result = transport.reducescatter(buffer, counts, "sum")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hvdkit.engine.named.operation import Action
-from hvdkit.engine.planned.used_masks import ZeroRounds
+from hvdkit.engine.planned.used_masks import JoinRounds
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.small_collectives import allgather_object
@@ -28,7 +28,7 @@ class JoinedPlan(Protocol):
 
     @property
     def next_wait(self) -> str: ...
-    def zero_rounds(self) -> ZeroRounds: ...
+    def join_rounds(self) -> JoinRounds: ...
     def end_zero_rounds(self) -> None: ...
 
 
@@ -72,14 +72,14 @@ class Joining:
         moved = False
         for plan in list(self.plans.values()):
             if plan not in self._done:
-                rounds = plan.zero_rounds()
+                rounds = plan.join_rounds()
                 moved = rounds.advance() or moved
                 if rounds.over:
                     plan.end_zero_rounds()
                     self._done.add(plan)
         return moved
 
-    def settle(self, transport: Transport, last: int) -> int:
+    def find_last_joined(self, transport: Transport, last: int) -> int:
         """Find the plans that all ranks have, after all have joined; collective. Returns the rank with most progress.
 
         last: the rank whose announcement came last. It may have less progress, because announcements can overtake each

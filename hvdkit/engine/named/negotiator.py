@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.engine.named.coordinator import Coordinator, Item, Numbers
-from hvdkit.engine.named.operation import AllJoined, Announcement, Answer, Closed, Ready
-from hvdkit.engine.named.tree import Merger, place_in_tree
+from hvdkit.engine.named.operation import AllJoined, Answer, Closed, OperationRequest, Ready
+from hvdkit.engine.named.tree import TreeAggregator, position_in_tree
 from hvdkit.engine.observe.stall import Stalls, main_thread_stack
 from hvdkit.engine.observe.stragglers import Stragglers, Window
 from hvdkit.transport.mailbox import Mailbox
@@ -61,17 +61,17 @@ class Negotiator:
         self.heard: deque[Sequence[Answer]] = deque()
         self.numbers = Numbers()
         self.closed = False
-        self._waiting: deque[tuple[str, Announcement]] = deque()
+        self._waiting: deque[tuple[str, OperationRequest]] = deque()
         self.windows: deque[Window] = deque()
         self._mail, self._rank, self._clock = mail, rank, clock
         self._stalls, self._stragglers, self._hear_of_steps = stalls, stragglers, hear_of_steps
-        self._place = place_in_tree(rank, size, size if mail.star else fanout)
+        self._place = position_in_tree(rank, size, size if mail.star else fanout)
         self._coordinator = Coordinator(size, who, self.numbers) if rank == 0 else None
-        self._merger = Merger(self._place.ranks) if rank and self._place.children else None
+        self._aggregator = TreeAggregator(self._place.ranks) if rank and self._place.children else None
 
-    def add(self, name: str, asked: Announcement) -> None:
+    def add(self, name: str, request: OperationRequest) -> None:
         """Announce an operation with the next message; for any thread."""
-        self._waiting.append((name, asked))
+        self._waiting.append((name, request))
 
     @property
     def has_more(self) -> int:
@@ -90,17 +90,17 @@ class Negotiator:
         for sender, message in self._mail.receive():
             moved = True
             self._receive(sender, message)
-        if self._merger is not None:
+        if self._aggregator is not None:
             moved = self._pass_on() or moved
         if self._coordinator is not None and self._coordinator.answers:
             self._answer()
             moved = True
         return moved
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check for operations that have waited too long; called at intervals."""
         if self._coordinator is not None:
-            self._stalls.look(self._coordinator, lambda rank: self._mail.send(rank, _pack("stack?", None)))
+            self._stalls.check(self._coordinator, lambda rank: self._mail.send(rank, _pack("stack?", None)))
 
     def send(self, rank: int, what: str, content: Any) -> None:
         """Send a rank a message of step_runner.py; sender or receiver is rank 0."""
@@ -120,8 +120,8 @@ class Negotiator:
         """Pass the announcements of some ranks to this rank's coordinator or merger, or send them to the parent."""
         if self._coordinator is not None:
             self._coordinator.announce(ranks, items, self._clock())
-        elif self._merger is not None:
-            self._merger.announce(ranks, items, self._clock())
+        elif self._aggregator is not None:
+            self._aggregator.announce(ranks, items, self._clock())
         else:
             self._send_up(ranks, items)
 
@@ -130,8 +130,8 @@ class Negotiator:
         self._mail.send(self._place.parent, _pack("announce", (ranks, encoded)))
 
     def _pass_on(self) -> bool:
-        assert self._merger is not None
-        merged = self._merger.take(self._clock())
+        assert self._aggregator is not None
+        merged = self._aggregator.take(self._clock())
         for ranks, items in merged:
             self._send_up(ranks, items)
         return bool(merged)
@@ -148,8 +148,8 @@ class Negotiator:
         elif what == "answer":
             self._send_down(message)
             self.heard.append([self._understand(answer) for answer in content])
-            if self._merger is not None:
-                self._merger.answered(all_joined=any(isinstance(answer, AllJoined) for answer in content))
+            if self._aggregator is not None:
+                self._aggregator.answered(all_joined=any(isinstance(answer, AllJoined) for answer in content))
         elif what == "closed":
             self._send_down(message)
             self.closed = True
@@ -159,18 +159,18 @@ class Negotiator:
         elif what == "stack?":
             self._mail.send(sender, _pack("stack", main_thread_stack()))
         elif what == "stack":
-            self._stalls.hear(sender, content)
+            self._stalls.on_message(sender, content)
         elif what == "windows":
             if self._stragglers is not None:
-                self._stragglers.hear(sender, content)
+                self._stragglers.on_message(sender, content)
         elif self._hear_of_steps is not None:
             self._hear_of_steps(sender, what, content)
 
     def _left(self, rank: int, why: str) -> None:
         if self._coordinator is not None:
             self._coordinator.leave(rank, why)
-        elif self._merger is not None:
-            self._merger.flush()  # pass on its earlier announcements first
+        elif self._aggregator is not None:
+            self._aggregator.flush()  # pass on its earlier announcements first
             self._pass_on()
             self._mail.send(self._place.parent, _pack("leave", (rank, why)))
 
@@ -180,7 +180,7 @@ class Negotiator:
         answers, self._coordinator.answers = self._coordinator.answers, []
         if self._place.children:
             encoded = [
-                answer._replace(asked=answer.asked.encoded) if isinstance(answer, Ready) else answer  # type: ignore[arg-type]
+                answer._replace(request=answer.request.encoded) if isinstance(answer, Ready) else answer  # type: ignore[arg-type]
                 for answer in answers
             ]
             self._send_down(_pack("answer", encoded))
@@ -188,17 +188,17 @@ class Negotiator:
 
     def _understand(self, answer: Any) -> Answer:
         if isinstance(answer, Ready):
-            answer = answer._replace(asked=_decode(answer.asked))
+            answer = answer._replace(request=_decode(answer.request))
             if answer.number >= 0:
-                number = self.numbers.add(answer.name, answer.asked)
+                number = self.numbers.add(answer.name, answer.request)
                 assert number == answer.number
         return answer  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=4096)
-def _decode(encoded: bytes) -> Announcement:
-    """Decode Announcement.encoded; returns the same object for the same bytes."""
-    return Announcement(*pickle.loads(encoded))
+def _decode(encoded: bytes) -> OperationRequest:
+    """Decode OperationRequest.encoded; returns the same object for the same bytes."""
+    return OperationRequest(*pickle.loads(encoded))
 
 
 def _pack(what: str, content: Any) -> bytes:

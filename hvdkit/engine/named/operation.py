@@ -23,7 +23,7 @@ DEVICE = "device"
 
 
 @dataclass(frozen=True)
-class Announcement:
+class OperationRequest:
     """One rank's request for an operation.
 
     kind: allreduce, allgather, broadcast, alltoall, reducescatter, barrier or the word for a collective step.
@@ -86,7 +86,7 @@ class Announcement:
         """The device of the tensors that are passed to the engine: "cpu" or "cuda"."""
         return self.option(DEVICE) or "cpu"
 
-    def at(self, device: str) -> Announcement:
+    def at(self, device: str) -> OperationRequest:
         """Return the same request for tensors on another device, "cpu" or "cuda"."""
         options = tuple(option for option in self.options if option[0] != DEVICE)
         return dataclasses.replace(self, options=options if device == "cpu" else (*options, (DEVICE, device)))
@@ -107,9 +107,9 @@ class Announcement:
 
 
 #: Announced without a name: this rank has no more work of its own until all ranks have joined.
-JOINING = Announcement("join", ())
+JOINING = OperationRequest("join", ())
 #: Announced under the name of an operation: this rank no longer waits for it.
-WITHDRAWING = Announcement("withdraw", ())
+WITHDRAWING = OperationRequest("withdraw", ())
 
 
 class Ready(NamedTuple):
@@ -124,7 +124,7 @@ class Ready(NamedTuple):
     """
 
     name: str
-    asked: Announcement
+    request: OperationRequest
     rows: tuple[tuple[int, ...], ...] = ()
     joined: tuple[int, ...] = ()
     number: int = -1
@@ -174,7 +174,7 @@ class Operation:
     """
 
     name: str
-    asked: Announcement
+    request: OperationRequest
     buffers: Sequence[Buffer]
     action: Action | None = None
     results: Sequence[Buffer] = ()

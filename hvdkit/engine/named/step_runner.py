@@ -4,7 +4,7 @@ All ranks do the same work in the same order, so a unit of work, here a step, ha
 which a step fails reports that to rank 0, with the number of collectives that it has begun in the step. If the step
 fails on all ranks after the same collectives, they are still in step: each raises its error, and goes on. Otherwise
 some rank waits for the failed rank, or has gone on without it. The rank that finds this reports it, and rank 0 stops
-all ranks (step_books.py).
+all ranks (failure_detector.py).
 
 The engine's lock for messages protects the fields that messages read or change. That lock is taken after the lock for
 execution, under which all of do() runs.
@@ -22,7 +22,7 @@ from typing import Any
 
 from hvdkit.config import Config
 from hvdkit.engine.named.execution import Work
-from hvdkit.engine.named.step_books import Place, StepBooks
+from hvdkit.engine.named.failure_detector import FailureDetector, StepProgress
 from hvdkit.errors import (
     HorovodInternalError,
     HvdkitError,
@@ -73,9 +73,9 @@ class StepRunner:
     ) -> None:
         self._transport, self._send, self._talk, self._talking = transport, send, talk, talking
         self._closed, self._failed, self._name, self._notice_s = closed, failed, who(transport.rank), notice_s
-        self._books: StepBooks | None = None
+        self._books: FailureDetector | None = None
         if transport.rank == 0:
-            self._books = StepBooks(transport.size, config, lambda rank, text: self._tell(rank, _DOWN, text), who)
+            self._books = FailureDetector(transport.size, config, lambda rank, text: self._tell(rank, _DOWN, text), who)
         self._reason: str | None = None  # why no step can begin any more, and a running step is aborted
         self._stopped = self._apart = False
         self._number = self._ended = 0  # numbers of the last step that began, and of the last that ended
@@ -202,12 +202,12 @@ class StepRunner:
         """Report to rank 0 that this rank has stopped; the caller holds the lock for messages."""
         self._tell_first(("left",))
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report steps that take long; called at intervals, with the lock for messages held."""
         if self._ended < self._number:
             self._report()
         if self._books is not None:
-            self._books.look()
+            self._books.check()
 
     def _report(self) -> None:
         if self._failing is not None:
@@ -218,12 +218,12 @@ class StepRunner:
             self._reported = self._number
             self._tell_first(("slow", self._number, work.label, self._begun, seconds))
 
-    def hear(self, sender: int, kind: str, content: Any) -> None:
+    def on_message(self, sender: int, kind: str, content: Any) -> None:
         """Handle a message about steps; the caller holds the lock for messages."""
         what, *rest = content
         if kind == _UP:
             if self._books is not None:
-                self._books.hear(sender, content)
+                self._books.on_message(sender, content)
         elif what == "failing":
             self._failing = (rest[0], rest[1], rest[2])
             self._compare(self._failing)
@@ -245,16 +245,16 @@ class StepRunner:
             self._apart = True
             self._tell_first(("apart", number, why))
 
-    def _place(self) -> Place:
+    def _place(self) -> StepProgress:
         under_way = self._ended < self._number
         frame = sys._current_frames().get(self._thread) if under_way else None
         stack = "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else ""
         waits = under_way and time.monotonic() - self._looked_s < _LOOKED_S
-        return Place(self._ended, self._begun, waits, stack)
+        return StepProgress(self._ended, self._begun, waits, stack)
 
     def _tell_first(self, content: Any) -> None:
         if self._books is not None:
-            self._books.hear(0, content)
+            self._books.on_message(0, content)
         else:
             self._tell(0, _UP, content)
 

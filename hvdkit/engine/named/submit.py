@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdkit.engine.groups import Group, ProcessSet
 from hvdkit.engine.named.api import STEP, Engine
-from hvdkit.engine.named.operation import Action, Announcement, Operation
+from hvdkit.engine.named.operation import Action, Operation, OperationRequest
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp, Sum
 from hvdkit.transport.arithmetic import check_reduction
 from hvdkit.transport.buffer import FLOATS, Buffer
@@ -32,12 +32,12 @@ def do(
     """Execute a named operation, or only begin it.
 
     group: the ranks that take part.
-    kind: see Announcement.
+    kind: see OperationRequest.
     name: of the operation; None for a name made from its number among the unnamed operations of this kind.
     tensors: dtype and shape of each tensor.
     buffers: see Operation.
-    options: see Announcement.
-    splits: see Announcement.
+    options: see OperationRequest.
+    splits: see OperationRequest.
     wait: return when the operation is done; this is faster than to begin it and wait for it afterwards.
     """
     engine = group.engine
@@ -49,9 +49,9 @@ def do(
 @functools.lru_cache(maxsize=4096)
 def _announcement(
     kind: str, tensors: tuple[tuple[str, tuple[int, ...]], ...], options: Options, splits: tuple[int, ...]
-) -> Announcement:
+) -> OperationRequest:
     # Reusing the same object makes comparisons faster, and leaves the garbage collector less to check.
-    return Announcement(kind, tensors, options, splits)
+    return OperationRequest(kind, tensors, options, splits)
 
 
 def collective_step(
@@ -70,7 +70,7 @@ def collective_step(
     Raises HorovodInternalError if the ranks disagree or one has left, and the error of `action` if all ranks raise it.
     """
     named = f"{kind}.{name}" if name else f"{STEP}.{engine.count(STEP)}"
-    return engine.do(named, Announcement(kind, (), tuple(options)), (), action=action).outcome
+    return engine.do(named, OperationRequest(kind, (), tuple(options)), (), action=action).outcome
 
 
 def all_true(group: Group, flag: bool, name: str) -> bool:

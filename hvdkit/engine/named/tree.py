@@ -23,7 +23,7 @@ HOLD_S = 0.01
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePosition:
     """The position of a rank in the tree. A subtree is a range of ranks; its root is the first of them.
 
     rank: this rank.
@@ -43,21 +43,21 @@ class Place:
         return (1 << self.stop) - (1 << self.rank)
 
 
-def place_in_tree(rank: int, size: int, fanout: int = FANOUT) -> Place:
+def position_in_tree(rank: int, size: int, fanout: int = FANOUT) -> TreePosition:
     """Return the position of a rank in the tree of `size` ranks, with rank 0 as root."""
     parent, first, stop = -1, 0, size
     while True:
         each, more = divmod(stop - first - 1, fanout)
         firsts = [first + 1 + part * each + min(part, more) for part in range(min(fanout, stop - first - 1))]
         if rank == first:
-            return Place(rank, stop, parent, tuple(firsts))
+            return TreePosition(rank, stop, parent, tuple(firsts))
         parent = first
         first, stop = next(
             (start, end) for start, end in zip(firsts, [*firsts[1:], stop], strict=True) if start <= rank < end
         )
 
 
-class Merger:
+class TreeAggregator:
     """Merges the announcements of the ranks of a subtree into one announcement for all of them, where possible.
 
     An operation is passed on when all ranks of the subtree have announced it, even in several forms: the rows of an

@@ -102,7 +102,7 @@ class Readings:
                 self._waiting.clear()
             logger.warning("Profile, timeline and statistics lack the last %d steps of a GPU: %s", lost, error)
 
-    def settle(self) -> None:
+    def read_pending(self) -> None:
         """Wait for the device, and call all functions."""
         self.flush(_SETTLE_S)
 

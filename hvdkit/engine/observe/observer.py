@@ -103,7 +103,7 @@ class PlanObserver:
         number: the same on all ranks. waited_s: seconds that this rank waited in the round; not used with a device.
         """
         now = clock()
-        if self._nbytes:  # a plan without bytes is that of Presence, which only exchanges used masks
+        if self._nbytes:  # a plan without bytes is that of UsedMaskExchange, which only exchanges used masks
             COUNTER.rounds += 1
         if self._device is None:
             COUNTER.waited_s += waited_s

@@ -77,7 +77,7 @@ class RecordSender:
 
     def _send(self, connection: socket.socket, session: Session, *, ended: bool = False) -> None:
         if ended:
-            READINGS.settle()
+            READINGS.read_pending()
         plans = self._recorder.take()
         if (plans or ended) and not self._sent_facts:
             self._sent_facts = True

@@ -136,7 +136,7 @@ class Recorder:
 
     def stop(self) -> None:
         """Stop recording; recorded rounds stay until take(). Waits for rounds that are under way on a device."""
-        READINGS.settle()
+        READINGS.read_pending()
         self.on = False
 
     def loading(self, began: float, ended: float, loaders: int = -1) -> None:

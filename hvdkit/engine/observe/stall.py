@@ -25,7 +25,7 @@ def main_thread_stack() -> str:
     return "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else "unknown\n"
 
 
-def tell_command() -> str:
+def report_command() -> str:
     """Return a line with the command that shows all ranks' stacks, for a report about a job that goes on.
 
     The line is "" for a job that hvdrun has not started.
@@ -54,11 +54,11 @@ class Stalls:
         self._asked_s: dict[int, float] = {}
         self._stacks: dict[int, str] = {}
 
-    def hear(self, rank: int, stack: str) -> None:
+    def on_message(self, rank: int, stack: str) -> None:
         """Store the stack that a rank has sent."""
         self._stacks[rank] = stack
 
-    def look(self, coordinator: Coordinator, ask: Callable[[int], None]) -> None:
+    def check(self, coordinator: Coordinator, ask: Callable[[int], None]) -> None:
         """Report or abort operations that wait too long, with the missing ranks' stacks.
 
         coordinator: of the group. ask: requests the stack of a rank.
@@ -81,7 +81,7 @@ class Stalls:
                 coordinator.give_up(wait.name, f"{why}It was aborted after stall_shutdown_s={self._shutdown_s:g} s.")
             else:
                 self._reported[wait.name] = wait.seconds
-                logger.warning("%s%s", self._describe(wait), tell_command())
+                logger.warning("%s%s", self._describe(wait), report_command())
 
     def _due(self, wait: Waiting) -> bool:
         return self._check_s > 0 and wait.seconds - self._reported.get(wait.name, 0.0) >= self._check_s

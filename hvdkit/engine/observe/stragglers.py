@@ -76,7 +76,7 @@ class Stragglers:
         self._late: dict[str, dict[int, list[int]]] = {}  # plan -> rank -> first rounds of windows
         self._reported_s: dict[tuple[str, tuple[int, ...]], float] = {}
 
-    def hear(self, rank: int, windows: Sequence[Window]) -> None:
+    def on_message(self, rank: int, windows: Sequence[Window]) -> None:
         """Add windows that a rank has sent, and report stragglers when all ranks' windows have arrived."""
         if self._percent > 0 and self._size > 1:
             for window in windows:

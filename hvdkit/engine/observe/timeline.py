@@ -50,7 +50,7 @@ class Timeline:
     def stop(self) -> None:
         """End the file, if a file is open. Waits for rounds that are under way on a device."""
         if self.on:
-            READINGS.settle()
+            READINGS.read_pending()
         with self._lock:
             self.on = False
             if self._file is not None:

@@ -11,7 +11,7 @@ import time
 import weakref
 
 from hvdkit.engine.named.api import Engine
-from hvdkit.engine.named.operation import Announcement, Operation
+from hvdkit.engine.named.operation import Operation, OperationRequest
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError, TransportError
 from hvdkit.transport.buckets import Buckets
 from hvdkit.transport.polling import Backoff
@@ -86,7 +86,7 @@ def has_spare_core(cores: float, compute_threads: int) -> bool:
     return compute_threads > 0 and cores >= compute_threads + 1
 
 
-_WAIT = Announcement("gradients", ())
+_WAIT = OperationRequest("gradients", ())
 
 
 class Watch:
@@ -112,7 +112,7 @@ class Watch:
         """Take note that a wait begins. number: of the round, the same on all ranks."""
         self._began_s, self._name = time.monotonic(), self.name(number)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report the wait if it is long; called at intervals. Raises HorovodInternalError if the operation failed."""
         if self._operation is None:
             if time.monotonic() - self._began_s > self._notice_s:

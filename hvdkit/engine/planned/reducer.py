@@ -18,7 +18,7 @@ from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, plan_buckets
 from hvdkit.engine.planned.progress import ProgressThread, Watch
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import TensorSource
-from hvdkit.engine.planned.used_masks import Masks, UsedMasks, ZeroRounds
+from hvdkit.engine.planned.used_masks import JoinRounds, Masks, UsedMasks
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.errors import RankLostError
 from hvdkit.transport.api import Transport
@@ -122,7 +122,7 @@ class BucketReducer:
         self.on_zero_round: Callable[[], None] | None = None
         self.context, self._tensors, self._source, self._options = context, tuple(tensors), source, options
         self._lock = threading.RLock()
-        self._zero_rounds: ZeroRounds | None = None
+        self._join_rounds: JoinRounds | None = None
         self._watch: Watch | None = None
         self._rounds = Counter[str]()
         self._streams = None if context.device is None else context.device.streams
@@ -272,7 +272,7 @@ class BucketReducer:
                 return
             watch.begin(self._rounds[self.context.name])
             try:
-                self._buckets.wait(bucket, watch.look)
+                self._buckets.wait(bucket, watch.check)
             except RankLostError:
                 watch.raise_disagreement()
                 raise
@@ -324,11 +324,11 @@ class BucketReducer:
         self._open(settings)
         _close(thread, buckets)
 
-    def zero_rounds(self) -> ZeroRounds:
+    def join_rounds(self) -> JoinRounds:
         """Return the zero rounds of a joined rank, begun by the first call; it has no round of its own meanwhile."""
-        if self._zero_rounds is None:
-            self._zero_rounds = ZeroRounds(self._buckets, self._masks, self._reduce, self._end_zero_round)
-        return self._zero_rounds
+        if self._join_rounds is None:
+            self._join_rounds = JoinRounds(self._buckets, self._masks, self._reduce, self._end_zero_round)
+        return self._join_rounds
 
     def _end_zero_round(self) -> None:
         self._count_round()
@@ -337,11 +337,11 @@ class BucketReducer:
 
     def end_zero_rounds(self) -> None:
         """End the zero rounds, after all ranks have joined or closed the plan."""
-        self._zero_rounds = None
+        self._join_rounds = None
 
     def drain_and_close(self) -> None:
         """Close the plan while joined ranks are in its zero rounds; collective."""
-        rounds, waiting = self.zero_rounds(), Backoff(self.context.transport.check)
+        rounds, waiting = self.join_rounds(), Backoff(self.context.transport.check)
         while not rounds.over:
             if not rounds.advance():
                 waiting.pause()

@@ -90,7 +90,7 @@ def _one(dtype: str, arithmetic: Arithmetic) -> np.generic:
     return one
 
 
-class ZeroRounds:
+class JoinRounds:
     """The zero rounds of one plan, until no rank trains.
 
     buckets: of the plan, none of them started.

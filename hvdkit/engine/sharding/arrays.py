@@ -12,9 +12,9 @@ from hvdkit.engine.planned.arrays import ArraySource, Targets
 from hvdkit.engine.planned.plan import Plan, TensorSpec, cut_slots
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.sharding.pieces import Piece
 from hvdkit.engine.sharding.scatter import ScatterGradients
-from hvdkit.engine.sharding.strategy import Sharded
+from hvdkit.engine.sharding.strategy import ZeroStrategy
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
@@ -43,7 +43,7 @@ class ShardedArrays:
         self._gradients, self._values = _Gradients(len(tensors)), _Values()
         self._shard = _Shard(self._gradients)
         self._scatter = ScatterGradients(options, self._shard)
-        self._strategy = Sharded(self._scatter, self._shard)
+        self._strategy = ZeroStrategy(self._scatter, self._shard)
         self._begun = self._closed = False
         name = f"arrays.{group.engine.count('arrays')}"
         parameters = Parameters(name, tensors, self._gradients, self._values, compute_threads)
@@ -142,7 +142,7 @@ class _Gradients(ArraySource):
         self.results: Targets = ()
         self._pieces_at: dict[tuple[int, int], int] = {}  # by tensor and first element
 
-    def divide(self, pieces: Sequence[Piece]) -> None:
+    def divide(self, pieces: Sequence[TensorRange]) -> None:
         """Set this rank's pieces."""
         self._pieces_at = {(piece.tensor, piece.offset): index for index, piece in enumerate(pieces)}
 
@@ -159,28 +159,28 @@ class _Shard:
     def __init__(self, gradients: _Gradients) -> None:
         self._gradients = gradients
         self._in_bucket: dict[int, list[int]] = {}
-        self.pieces: Sequence[Piece] = ()
+        self.pieces: Sequence[TensorRange] = ()
         self.unused: frozenset[int] = frozenset()
 
     def collect(self, transport: Transport) -> None:
-        """Implement Shards.collect(): do nothing, because the parameters are divided only once."""
+        """Implement OptimizerShards.collect(): do nothing, because the parameters are divided only once."""
 
-    def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
-        """See Shards.divide."""
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
+        """See OptimizerShards.divide."""
         self.pieces = list(pieces)
         self._gradients.divide(pieces)
         for index, piece in enumerate(pieces):
             self._in_bucket.setdefault(piece.bucket, []).append(index)
 
     def gathered(self) -> None:
-        """See Shards.gathered."""
+        """See OptimizerShards.gathered."""
 
     def release(self, tensor: int) -> None:
-        """See Receiver.release."""
+        """See GradientSink.release."""
         self._gradients.put(tensor, None)
 
     def receive(self, bucket: int, memory: Buffer) -> None:
-        """See Receiver.receive."""
+        """See GradientSink.receive."""
         in_place = self._gradients.in_place(bucket)
         for index in self._in_bucket.get(bucket, ()):
             piece = self.pieces[index]
@@ -189,7 +189,7 @@ class _Shard:
                 np.copyto(result, memory.array[piece.start : piece.start + piece.count], casting="no")
 
     def received(self, unused: Collection[int]) -> None:
-        """See Receiver.received."""
+        """See GradientSink.received."""
         self.unused = frozenset(unused)
 
 
@@ -198,8 +198,10 @@ class _Values:
 
     def __init__(self) -> None:
         self._plan = Plan((), ())
-        self.pieces: Sequence[Piece] = ()
-        self._pieces_in: dict[int, list[tuple[int, Piece, bool]]] = {}  # bucket -> (index, piece, is it in place?)
+        self.pieces: Sequence[TensorRange] = ()
+        self._pieces_in: dict[
+            int, list[tuple[int, TensorRange, bool]]
+        ] = {}  # bucket -> (index, piece, is it in place?)
         self._arrays: Sequence[Array] = ()
         self._targets: Targets | None = None
 

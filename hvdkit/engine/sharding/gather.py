@@ -10,8 +10,8 @@ from hvdkit.engine.compression import Wire
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.plan import Plan, plan_buckets
-from hvdkit.engine.sharding.pieces import Piece, cut_pieces, split_plan
-from hvdkit.engine.sharding.place import Place, may_be_in_place
+from hvdkit.engine.sharding.bucket_memory import BucketMemory, may_be_in_place
+from hvdkit.engine.sharding.tensor_ranges import TensorRange, cut_pieces, split_plan
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError, RankLostError
 
@@ -35,7 +35,7 @@ class ParameterGather:
         self,
         parameters: Parameters,
         group: Group,
-        place: Place,
+        place: BucketMemory,
         wires: Sequence[Wire] | None = None,
         *,
         in_place: bool = False,
@@ -49,7 +49,7 @@ class ParameterGather:
         shards = self._buckets.shard
         in_place = in_place and may_be_in_place(group)
         self._owned = self._buckets.owned if in_place else [(0, 0)] * len(shards)
-        self.pieces: list[Piece] = cut_pieces(plan, shards)
+        self.pieces: list[TensorRange] = cut_pieces(plan, shards)
         self._values = parameters.values
         self._values.on_plan(split_plan(plan, shards))
         self._data = [
@@ -84,7 +84,7 @@ class ParameterGather:
         """See JoinedPlan. Waits for parameters are not reported."""
         return ""
 
-    def zero_rounds(self) -> NoReturn:
+    def join_rounds(self) -> NoReturn:
         """Raise HorovodInternalError, because a joined rank would have to go on updating its shard."""
         raise HorovodInternalError(
             "join() cannot be used with an optimizer that has shard=..., since this rank alone can update its shard. "
@@ -92,7 +92,7 @@ class ParameterGather:
         )
 
     def end_zero_rounds(self) -> None:
-        """See zero_rounds()."""
+        """See join_rounds()."""
 
     def close(self) -> None:
         """Free the buckets; collective."""

@@ -9,17 +9,17 @@ from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce, GradientReducer
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import Plan
-from hvdkit.engine.planned.presence import Presence
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.reducer import BucketReducer, Context
 from hvdkit.engine.planned.source import Filled, TensorSource
+from hvdkit.engine.planned.used_mask_exchange import UsedMaskExchange
 from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.sharding.place import Place, may_be_in_place, place_on_host
+from hvdkit.engine.sharding.bucket_memory import BucketMemory, may_be_in_place, memory_on_host
 from hvdkit.engine.strategy import Parameters
 from hvdkit.transport.buffer import Buffer
 
 
-class Receiver(Protocol):
+class GradientSink(Protocol):
     """Consumes reduce-scattered gradients, for an adapter.
 
     in_place: Do the sources of gradients and of values have in-place segments? Then sums are received without a copy.
@@ -47,15 +47,15 @@ class ScatterGradients(AllReduce):
     settings: these are not tuned, because the state is divided like the buckets.
     """
 
-    def __init__(self, options: ReduceOptions, receiver: Receiver) -> None:
+    def __init__(self, options: ReduceOptions, receiver: GradientSink) -> None:
         super().__init__(options)
         self.repeatable = False
         #: Device and settings of the buckets from the next attach() on; None for the host.
-        self.place: Place | None = None
+        self.place: BucketMemory | None = None
         self.in_place = receiver.in_place
         self.depth = 0  # maximum number of buckets that are started and not drained
         self._receiver = receiver
-        self._presence: Presence | None = None
+        self._presence: UsedMaskExchange | None = None
         self._source: _ScatterSource | None = None
 
     def attach(self, parameters: Parameters, group: Group) -> None:
@@ -66,7 +66,7 @@ class ScatterGradients(AllReduce):
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
         current = runtime.runtime("a reduction of gradients")
         current.plans += 1
-        place, name = self.place or place_on_host(group), parameters.name
+        place, name = self.place or memory_on_host(group), parameters.name
         in_place = self.in_place and may_be_in_place(group)
         self._source = _ScatterSource(parameters.gradients, self._receiver, in_place)
         context = Context(
@@ -89,8 +89,8 @@ class ScatterGradients(AllReduce):
             statistics=self.statistics,
         )
         self.depth = reducer.depth
-        told = Context(group.transport, f"{name}.used", group.engine)
-        self._presence = Presence(told, [tensor.name for tensor in parameters.tensors], place.settings)
+        mask_context = Context(group.transport, f"{name}.used", group.engine)
+        self._presence = UsedMaskExchange(mask_context, [tensor.name for tensor in parameters.tensors], place.settings)
         return reducer
 
     def before_step(self) -> None:
@@ -98,7 +98,7 @@ class ScatterGradients(AllReduce):
         super().before_step()
         source, presence = self._source, self._presence
         if source is not None and presence is not None:
-            self._receiver.received(presence.tell(source.take_unused()))
+            self._receiver.received(presence.exchange(source.take_unused()))
 
     def detach(self) -> None:
         """See Strategy.detach."""
@@ -111,7 +111,7 @@ class ScatterGradients(AllReduce):
 class _ScatterSource:
     """Fills buckets from a source of gradients, and passes results to a receiver. in_place: use in-place segments."""
 
-    def __init__(self, source: TensorSource, receiver: Receiver, in_place: bool) -> None:
+    def __init__(self, source: TensorSource, receiver: GradientSink, in_place: bool) -> None:
         self._source, self._receiver, self._in_place = source, receiver, in_place
         self._plan = Plan((), ())
         self._left: list[int] = []  # for each tensor the number of elements that are not copied yet in this round

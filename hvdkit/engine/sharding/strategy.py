@@ -13,35 +13,35 @@ from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.reducer import Statistics
 from hvdkit.engine.reduce_op import ReduceOp
+from hvdkit.engine.sharding.bucket_memory import BucketMemory, memory_on_host
 from hvdkit.engine.sharding.gather import ParameterGather
-from hvdkit.engine.sharding.pieces import Piece
-from hvdkit.engine.sharding.place import Place, place_on_host
 from hvdkit.engine.sharding.scatter import ScatterGradients
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.engine.strategy import Parameters, Strategy, other_engine
 from hvdkit.transport.api import Transport
 
 
-class Shards(Protocol):
+class OptimizerShards(Protocol):
     """An adapter's division of the inner optimizer: it steps on pieces, and keeps their state."""
 
     def collect(self, transport: Transport) -> None:
         """Gather the divided state, because the parameters are divided again next; collective."""
 
-    def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
         """Keep the state of these pieces only. ranks: those among which the parameters are divided."""
 
     def gathered(self) -> None:
         """Called when all parameters have been gathered."""
 
 
-class Sharded(Strategy):
+class ZeroStrategy(Strategy):
     """Lets every rank step on its own shards of the parameters, and gathers the parameters afterwards.
 
     gradients: reduces the gradients, whole (shard="optimizer") or in the same shards (ScatterGradients,
     shard="gradients"). shards: the adapter's division of the optimizer.
     """
 
-    def __init__(self, gradients: AllReduce, shards: Shards) -> None:
+    def __init__(self, gradients: AllReduce, shards: OptimizerShards) -> None:
         self.gradients, self._shards = gradients, shards
         self.repeatable = gradients.repeatable
         self._gather: ParameterGather | None = None
@@ -61,7 +61,7 @@ class Sharded(Strategy):
         if self._gather is not None:
             self._shards.collect(group.transport)
             self._close()
-        place, wires, in_place, pieces = self.find_place(parameters, group), None, False, list[Piece]()
+        place, wires, in_place, pieces = self.find_place(parameters, group), None, False, list[TensorRange]()
         if isinstance(self.gradients, ScatterGradients):
             self.gradients.place, in_place = place, self.gradients.in_place
             wires = [self.gradients.options.wire_for_tensor(tensor) for tensor in parameters.tensors]
@@ -71,9 +71,9 @@ class Sharded(Strategy):
             pieces = self._gather.pieces
         self._shards.divide(parameters, pieces, group.engine.ranks)
 
-    def find_place(self, parameters: Parameters, group: Group) -> Place:
+    def find_place(self, parameters: Parameters, group: Group) -> BucketMemory:
         """Select device and settings of the buckets; collective. Subclasses may override it."""
-        return place_on_host(group)
+        return memory_on_host(group)
 
     def arrived(self, index: int) -> None:
         """See Strategy.arrived."""

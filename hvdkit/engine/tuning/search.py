@@ -80,7 +80,7 @@ class Search:
         self._steps = self._run(first)
         self.point: Any = next(self._steps)
 
-    def tell(self, seconds: Sequence[float]) -> None:
+    def record(self, seconds: Sequence[float]) -> None:
         """Add the durations of the steps with `point`, and select the next point. seconds: () if it cannot be used."""
         trial = Trial(self.point, tuple(seconds))
         self.trials.append(trial)

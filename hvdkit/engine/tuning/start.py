@@ -91,7 +91,7 @@ def _algorithms(reducer: BucketReducer, settings: PlanSettings, options: ReduceO
     wires = {(options.wire_for_tensor(tensor), tensor.dtype) for tensor in reducer.plan.tensors}
     dtypes = [dtype if wire == "none" else str(wire) for wire, dtype in wires]
     sent = settings.fusion_bytes // transport.shards
-    mine = ["auto"] if between is None else between.worth_trying(dtypes, sent)
+    mine = ["auto"] if between is None else between.find_candidates(dtypes, sent)
     algorithms: list[str] = allgather_object(transport, mine)[0]
     return algorithms
 

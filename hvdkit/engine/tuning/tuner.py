@@ -162,12 +162,14 @@ class Tuner:
         if steps < _FEWEST:
             return
         # A step ends when its slowest rank ends it.
-        self._search.tell([max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)])
+        self._search.record(
+            [max(times) for times in zip(*(report.seconds[-steps:] for report in reports), strict=True)]
+        )
         if self._record is not None:
             self._record.tried(self._search.trials[-1])
         free = min(report.free_bytes for report in reports)
         while self._search.point is not None and self._shape.shared_bytes(self._search.point) > _MOST_OF_FREE * free:
-            self._search.tell([])
+            self._search.record([])
         outcome = self._search.outcome
         settings = self._search.point if outcome is None else outcome.best.point
         if settings != self._settings:

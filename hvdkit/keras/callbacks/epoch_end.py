@@ -8,7 +8,7 @@ at the end, and fails as a disagreement if a rank waits in that reduction. A ran
 from __future__ import annotations
 
 from hvdkit.engine.named.api import Engine
-from hvdkit.engine.named.operation import Announcement
+from hvdkit.engine.named.operation import OperationRequest
 from hvdkit.transport.polling import Backoff
 
 _USED = ".used"  # ends the name of a plan that belongs to another one
@@ -42,7 +42,7 @@ class EpochEnd:
         steps = {rounds[name] - self._before.get(name, 0) for name in trained if not name.endswith(_USED)}
         if len({name.removesuffix(_USED) for name in trained}) != 1 or not steps:
             return
-        request = Announcement(
+        request = OperationRequest(
             f"the end of epoch {epoch} of fit() after {steps.pop()} steps (other ranks have more: give every rank the "
             "same number, with steps_per_epoch or hvd.shard())",
             (),

@@ -12,7 +12,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.transport.buffer import Array
 
 #: Sums a (n,) float32 array over the ranks, in place; collective.
@@ -39,7 +39,7 @@ class ShardDriver(Protocol):
         early: bool,
     ) -> None: ...
 
-    def make_piece(self, piece: Piece, name: str) -> Any:
+    def make_piece(self, piece: TensorRange, name: str) -> Any:
         """Make a variable (count,) of this name for one of the rank's slices; refresh() sets its value."""
 
     def refresh(self, pieces: Sequence[Any]) -> None:
@@ -71,7 +71,7 @@ class ShardDriver(Protocol):
 
 
 _DRIVERS = {
-    "torch": "hvdkit.keras.sharding.on_torch:TorchShards",
+    "torch": "hvdkit.keras.sharding.on_torch:TorchOptimizerShards",
     "jax": "hvdkit.keras.sharding.on_jax:JaxShards",
     "tensorflow": "hvdkit.keras.sharding.on_tensorflow:TensorflowShards",
 }

@@ -17,7 +17,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, address_of, check_in_place, works
@@ -45,7 +45,7 @@ class JaxShards(ShardDriver):
         self._scatters: dict[tuple[frozenset[int], bool], _Scatter] = {}  # by the gradients, and whether in lists
         self._gather = OrderedCall(self._gather_now)
 
-    def make_piece(self, piece: Piece, name: str) -> Any:
+    def make_piece(self, piece: TensorRange, name: str) -> Any:
         """See ShardDriver.make_piece."""
         dtype = self._tensors[piece.tensor].dtype
         return keras.Variable(np.zeros(piece.count), dtype=dtype, trainable=False, name=name)

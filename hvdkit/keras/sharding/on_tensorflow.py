@@ -15,7 +15,7 @@ from hvdkit.engine.one_step import OneStep
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.settings import check_shape
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
@@ -50,7 +50,7 @@ class TensorflowShards(ShardDriver):
         self._results = ResultMemory([(piece.count,) for piece in self.arrays.pieces], self._dtypes)
         self._wholes = ResultMemory([tuple(one.shape) for one in tensors], [one.dtype for one in tensors])
 
-    def make_piece(self, piece: Piece, name: str) -> Any:
+    def make_piece(self, piece: TensorRange, name: str) -> Any:
         """See ShardDriver.make_piece."""
         with tf.init_scope():
             dtype = self._tensors[piece.tensor].dtype

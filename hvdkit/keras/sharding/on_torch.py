@@ -15,7 +15,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.torch.conversions import PlannedMetadata
 from hvdkit.torch.tensors import as_buffer
@@ -23,7 +23,7 @@ from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Array
 
 
-class TorchShards(ShardDriver):
+class TorchOptimizerShards(ShardDriver):
     """See ShardDriver. Data on a GPU goes through host memory.
 
     Nothing is early: Keras' step reads all gradients from the parameters after backward.
@@ -59,11 +59,11 @@ class TorchShards(ShardDriver):
             ]
             weakref.finalize(self, _remove, hooks).atexit = False
 
-    def _view(self, piece: Piece) -> torch.Tensor:
+    def _view(self, piece: TensorRange) -> torch.Tensor:
         flat: torch.Tensor = self._parameters[piece.tensor].detach().view(-1)
         return flat[piece.offset : piece.offset + piece.count]
 
-    def make_piece(self, piece: Piece, name: str) -> Any:
+    def make_piece(self, piece: TensorRange, name: str) -> Any:
         """See ShardDriver.make_piece."""
         view = torch.nn.Parameter(self._view(piece), requires_grad=False)
         return keras.Variable(view, dtype=_name(view), trainable=False, name=name)
@@ -166,7 +166,7 @@ def _check_contiguous(names: Sequence[str], parameters: Sequence[torch.Tensor]) 
             )
 
 
-def _computed(find: Callable[[], TorchShards | None], tensor: int, _: torch.Tensor) -> None:
+def _computed(find: Callable[[], TorchOptimizerShards | None], tensor: int, _: torch.Tensor) -> None:
     driver = find()
     if driver is not None:
         driver.computed(tensor)

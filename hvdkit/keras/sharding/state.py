@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.keras.backends import settle
 from hvdkit.keras.sharding.layout import Entry, SlotLayout
 from hvdkit.keras.sharding.sync import ShardSync
@@ -43,7 +43,7 @@ class Parts:
         self._kept_at = -1
 
     @property
-    def placed(self) -> Sequence[Piece]:
+    def placed(self) -> Sequence[TensorRange]:
         """The segments of this rank's slices."""
         return self.driver.arrays.pieces
 

@@ -293,7 +293,7 @@ class Agent:
     def _answer(self) -> None:
         """Answer the requests for stacks whose stacks are complete."""
         for query, collector in list(self.stack_requests):
-            stacks = collector.look()
+            stacks = collector.collect()
             if stacks is not None:
                 self.stack_requests.remove((query, collector))
                 self._send(wire.STACKS, json.dumps({"query": int(query), "processes": stacks}).encode())

@@ -63,7 +63,7 @@ class _Process:
         if self.memory is not None:  # as tgkill(2); kill(2) may choose another thread
             ctypes.CDLL(None).syscall(*map(ctypes.c_long, (_TGKILL, self.pid, self.pid, self.memory.signal)))
 
-    def look(self) -> bool:
+    def collect(self) -> bool:
         """Read the memory; True if it has more text than before."""
         with contextlib.suppress(OSError):  # it has ended
             if self.memory is not None:
@@ -86,7 +86,7 @@ class StackCollector:
         for process in self._processes:
             process.ask()
 
-    def look(self) -> list[dict[str, object]] | None:
+    def collect(self) -> list[dict[str, object]] | None:
         """Return the stacks of each process; None if they are not complete yet.
 
         Of each process: pid, state (a letter of proc(5), "" if it has ended), command, stacks (as faulthandler writes
@@ -94,7 +94,7 @@ class StackCollector:
         """
         now = time.monotonic()
         for process in self._processes:
-            if process.look():
+            if process.collect():
                 self._grew = now
         silent = [process for process in self._processes if process.silent]
         if self._polite and now - self._began > _POLITE_S:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
 from hvdkit.errors import HvdkitError, LaunchError
-from hvdkit.launch.hostfiles import FoundHosts, Host, find_hostfile, merge_hosts, settle_slots
+from hvdkit.launch.hostfiles import FoundHosts, Host, complete_slots, find_hostfile, merge_hosts
 from hvdkit.launch.hostfiles.grammars import (
     SLURM_NODELISTS,
     add_slurm_counts,
@@ -332,7 +332,7 @@ def _read_lsf_variables(environ: Mapping[str, str], source: str) -> FoundHosts |
                 raise LaunchError(
                     f"{source}: {name}: {problem}. Name the hosts with -H or --hostfile.", code="lsf-hosts"
                 ) from None
-            return FoundHosts(settle_slots(hosts, 1), source, more=_LSF_MORE)
+            return FoundHosts(complete_slots(hosts, 1), source, more=_LSF_MORE)
     return None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hvdkit.errors import LaunchError
 from hvdkit.launch.detect import hosts as host_lookup
 from hvdkit.launch.detect.hosts import count_cores, is_local
-from hvdkit.launch.hostfiles import Host, settle_slots
+from hvdkit.launch.hostfiles import Host, complete_slots
 from hvdkit.launch.hostfiles.grammars import content_lines, parse_numbered, read_lines
 from hvdkit.launch.plan.job import total_slots
 
@@ -276,7 +276,7 @@ def parse_discovered(text: str, what: str, slots: int | None) -> tuple[Host, ...
     """
     reading = read_lines(content_lines(text), parse_numbered)
     problems = [f"line {line}: {why}" for line, why in reading.problems]
-    hosts = settle_slots(reading.hosts, slots)
+    hosts = complete_slots(reading.hosts, slots)
     if any(host.slots is None for host in hosts):
         problems.append("a host has no number of slots: print host:slots, or give --slots-per-host")
     if problems:

@@ -1,7 +1,7 @@
 """Hosts and their slots, parsed from -H and from hostfiles. Text in, `Host` out; nothing is started."""
 
 from hvdkit.launch.hostfiles.dialects import DIALECTS, find_dialect
-from hvdkit.launch.hostfiles.names import FoundHosts, Host, format_hosts, merge_hosts, settle_slots
+from hvdkit.launch.hostfiles.names import FoundHosts, Host, complete_slots, format_hosts, merge_hosts
 from hvdkit.launch.hostfiles.parsing import AUTO, find_hostfile, parse_host_list, parse_hostfile
 
 __all__ = [
@@ -15,5 +15,5 @@ __all__ = [
     "merge_hosts",
     "parse_host_list",
     "parse_hostfile",
-    "settle_slots",
+    "complete_slots",
 ]

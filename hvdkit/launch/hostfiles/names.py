@@ -77,7 +77,7 @@ def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
     return tuple(merged.values())
 
 
-def settle_slots(hosts: Iterable[Host], slots: int | None) -> tuple[Host, ...]:
+def complete_slots(hosts: Iterable[Host], slots: int | None) -> tuple[Host, ...]:
     """Set the slots of every host without slots; None leaves each at the number of its cores."""
     return tuple(host if host.slots is not None else replace(host, slots=slots) for host in hosts)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hvdkit.errors import HostfileError, LaunchError
 from hvdkit.launch.hostfiles.dialects import DIALECTS, Dialect, find_dialect
 from hvdkit.launch.hostfiles.grammars import Reading, parse_numbered, read_lines
-from hvdkit.launch.hostfiles.names import FoundHosts, Host, format_hosts, merge_hosts, settle_slots, split_list
+from hvdkit.launch.hostfiles.names import FoundHosts, Host, complete_slots, format_hosts, merge_hosts, split_list
 
 #: Recognise the dialect from the text.
 AUTO = "auto"
@@ -22,7 +22,7 @@ def parse_host_list(text: str, default_slots: int | None = 1) -> tuple[Host, ...
     Raises LaunchError with every problem.
     """
     parts = enumerate(part.strip() for part in split_list(text))
-    reading = read_lines(parts, parse_numbered, lambda hosts: merge_hosts(settle_slots(hosts, default_slots)))
+    reading = read_lines(parts, parse_numbered, lambda hosts: merge_hosts(complete_slots(hosts, default_slots)))
     if reading.problems:
         problems = "; ".join(problem for _, problem in reading.problems)
         raise LaunchError(f"-H {text!r}: {problems}. Write it like -H node1:4,node2:4.", code="hosts-invalid")
@@ -47,7 +47,7 @@ def parse_hostfile(text: str, path: str, format: str = AUTO, slots: int | None =
         reading = dialect.parse(text)
     _check(reading, path, dialect, guessed=format == AUTO)
     notes = tuple(f"{path}: {each}" for each in (note, *reading.notes) if each)
-    return FoundHosts(settle_slots(reading.hosts, slots or dialect.default_slots), f"{path} ({dialect.title})", notes)
+    return FoundHosts(complete_slots(reading.hosts, slots or dialect.default_slots), f"{path} ({dialect.title})", notes)
 
 
 def find_hostfile(path: str, format: str = AUTO, slots: int | None = None) -> FoundHosts:
@@ -77,7 +77,7 @@ def recognise(text: str, slots: int | None = None) -> tuple[Dialect, Reading, st
     valid = [(dialect, reading) for dialect, reading in readings if reading.hosts and not reading.problems]
     if not valid:
         return *min(readings, key=_misfit), ""
-    settled = [(dialect, settle_slots(reading.hosts, slots or dialect.default_slots)) for dialect, reading in valid]
+    settled = [(dialect, complete_slots(reading.hosts, slots or dialect.default_slots)) for dialect, reading in valid]
     return *valid[0], _describe_ambiguity(*settled[0], settled[1:])
 
 

@@ -22,7 +22,7 @@ class Clock:
         """Return the seconds between two timestamps; waits until the work up to the last one is done."""
         return float(last - first)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all work so far is done."""
 
 
@@ -44,7 +44,7 @@ class EventClock(Clock):
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self._module.synchronize()
 
 
@@ -68,7 +68,7 @@ def time_in_a_row(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLO
     Nothing waits for a GPU between the calls, so that it receives the next call's work during this one's.
     """
     call()
-    clock.settle()
+    clock.synchronize()
     barrier()
     excluded, start = 0.0, clock.mark()
     for _ in range(count):
@@ -88,7 +88,7 @@ def time_each(call: Call, barrier: Call, count: int, clock: Clock = HOST_CLOCK) 
     """
     times = []
     for _ in range(count):
-        clock.settle()
+        clock.synchronize()
         barrier()
         start = clock.mark()
         call()

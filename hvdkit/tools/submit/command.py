@@ -18,7 +18,7 @@ from hvdkit.errors import SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.cli.numbers import nonnegative_int, positive_int
 from hvdkit.launch.detect.command import find_script
-from hvdkit.tools.submit.follow import Follower, Scheduler, ask_state, submit_script
+from hvdkit.tools.submit.follow import Follower, Scheduler, query_state, submit_script
 from hvdkit.tools.submit.job import BatchJob, parse_time, parse_variable, parse_warning
 from hvdkit.tools.submit.kubernetes import KUBERNETES, TRAINJOB
 from hvdkit.tools.submit.scripts import LSF, PBS, SLURM
@@ -247,7 +247,7 @@ def _submit(scheduler: Scheduler, job: BatchJob, script: str, *, follow: bool, a
     if not follow:
         return 0
     follower = Follower(
-        ask=lambda: ask_state(scheduler, job_id),
+        ask=lambda: query_state(scheduler, job_id),
         show=_show,
         say=lambda text: _say(f"job {job_id}: {text}"),
         log=path,

@@ -189,6 +189,6 @@ def submit_script(scheduler: Scheduler, script: str) -> str:
     return job_id
 
 
-def ask_state(scheduler: Scheduler, job_id: str) -> State | None:
+def query_state(scheduler: Scheduler, job_id: str) -> State | None:
     """Query the state of a job; None without an answer."""
     return scheduler.read_state(run_program(scheduler.ask(job_id), timeout_s=_ASK_S).stdout)

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler, dataloader
 
-from hvdkit.balance.measured_shares import MeasuredShares
+from hvdkit.balance.load_balancer import LoadBalancer
 from hvdkit.balance.shares import Shares
 from hvdkit.engine.allreduce import AllReduce
-from hvdkit.engine.sharding.strategy import Sharded
+from hvdkit.engine.sharding.strategy import ZeroStrategy
 from hvdkit.torch.data.compute_clock import ComputeClock
 from hvdkit.torch.data.repeated_order import warn_of_repeated_order
 from hvdkit.torch.data.sharded import SamplerState
-from hvdkit.torch.plain_copies import is_wrapped
+from hvdkit.torch.picklable_as_plain import is_wrapped
 from hvdkit.torch.sync import GradientSync
 from hvdkit.training.sharding import Indices, plan_order
 from hvdkit.transport.api import Transport
@@ -80,7 +80,7 @@ class BalancedSampler(Sampler[list[int]]):
         syncs = [_sync_of(one) for one in (optimizer, *others)]
         self._sync = None if syncs[0] is None else weakref.ref(syncs[0])
         self._clock = None if self._sync is None else ComputeClock(self._first_sync().strategy)
-        self._shares = MeasuredShares("BalancedSampler", batch_size, every, self._transport(), speeds)
+        self._shares = LoadBalancer("BalancedSampler", batch_size, every, self._transport(), speeds)
         for sync in syncs:
             if sync is not None:
                 sync.set_gradient_hook(self)
@@ -302,7 +302,7 @@ def _sync_of(optimizer: Any) -> GradientSync | None:
             f"what DistributedOptimizer() returned, which weights the gradients of this sampler's batches."
         )
     sync: GradientSync | None = optimizer._hvdkit  # type: ignore[attr-defined]
-    if sync is not None and not isinstance(sync.strategy, (AllReduce, Sharded)):
+    if sync is not None and not isinstance(sync.strategy, (AllReduce, ZeroStrategy)):
         raise ValueError(
             f"BalancedSampler(): the optimizer has the strategy {type(sync.strategy).__name__}, which does not average "
             f"the gradients of each step, so rows cannot be weighted. Use op=hvd.Average without a strategy."

@@ -16,7 +16,7 @@ from hvdkit.engine.groups import ProcessSet
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.errors import ParallelError
 from hvdkit.log import logger
-from hvdkit.parallel.placement import AXES, describe_slow_tensor_parallelism, place, settle_sizes
+from hvdkit.parallel.placement import AXES, complete_mesh_sizes, describe_slow_tensor_parallelism, place
 from hvdkit.torch import basics
 from hvdkit.torch.parallel.meter import StepMeter
 from hvdkit.torch.process_group.register import NAME, join_world
@@ -74,7 +74,7 @@ class Mesh:
         basics.init()
         runtime = engine.runtime("Mesh()")
         world = runtime.world
-        self.dp, self.tp, self.pp = settle_sizes(world.size, dp, tp, pp)
+        self.dp, self.tp, self.pp = complete_mesh_sizes(world.size, dp, tp, pp)
         init(backend)
         hosts = allgather_object(world.host, "parallel.hosts")
         self.placement = place(hosts, self.dp, self.tp, self.pp)

@@ -18,8 +18,8 @@ from torch.distributed.pipelining.schedules import (
 from torch.distributed.tensor import DTensor
 
 from hvdkit.errors import ParallelError
-from hvdkit.parallel.stages import balance, settle_stages, stages_of_rank
-from hvdkit.torch.own_part import mark_parts
+from hvdkit.parallel.stages import balance, plan_stages, stages_of_rank
+from hvdkit.torch.local_shards import mark_parts
 from hvdkit.torch.parallel.chain import check_sharing, find_parts, measure
 from hvdkit.torch.parallel.mesh import Mesh, take_mesh
 from hvdkit.torch.parallel.modules import Stage, outline_of
@@ -179,7 +179,7 @@ def pipeline(
     several = issubclass(schedule_class, PipelineScheduleMulti)
     v_shaped = issubclass(schedule_class, (ScheduleZBVZeroBubble, ScheduleDualPipeV))
     names = find_parts(model, parts)
-    count = settle_stages(schedule, mesh.pp, len(names), stages, microbatches, several=several, v_shaped=v_shaped)
+    count = plan_stages(schedule, mesh.pp, len(names), stages, microbatches, several=several, v_shaped=v_shaped)
     outline = outline_of(model)
     costs = measure(model, names, example, costs)
     ranges = balance(costs, count)

@@ -84,7 +84,7 @@ class Queued(Pending):
             self._is_last = self.level.called == self._number
             done = self.done
         if done:
-            self.settle()
+            self.run_callbacks()
         return self._future
 
     def end(self, error: BaseException | None) -> Level | None:
@@ -99,7 +99,7 @@ class Queued(Pending):
                 return None
             return Level() if self._is_last else self.level
 
-    def settle(self) -> None:
+    def run_callbacks(self) -> None:
         """Complete the future; its callbacks run in this call."""
         assert self._future is not None
         if self.error is not None:
@@ -279,16 +279,16 @@ class WorkQueue:
             self._free -= 1
             if self._unsettled or any(self._levels):  # a free thread checks whether it takes too long
                 self._have_thread()
-        self._settle(work, level)
+        self._run_callbacks(work, level)
         with self._state:
             self._free += 1
 
-    def _settle(self, work: Queued, level: Level) -> None:
+    def _run_callbacks(self, work: Queued, level: Level) -> None:
         """Run the callbacks of a collective, and then the collectives that they have called and not waited for."""
         before = getattr(self._thread, "level", self._levels[0])
         self._thread.level = level
         try:
-            work.settle()
+            work.run_callbacks()
         finally:
             self._thread.level = before
         while level is not work.level:
@@ -304,14 +304,14 @@ class WorkQueue:
                     continue
             inner = self._do(mine)
             if inner is not None:
-                self._settle(mine, inner)
+                self._run_callbacks(mine, inner)
 
     def _run(self, run: Callable[[], None]) -> None:
         if self._failure is not None:
             raise self._failure
         deadline = time.monotonic() + self._timeout_s
 
-        def look() -> None:
+        def check_wait() -> None:
             self._check()
             if time.monotonic() > deadline:
                 raise TransportError(
@@ -319,7 +319,7 @@ class WorkQueue:
                     "ranks of the group must call it, in the same order. For slow ones: init_process_group(timeout=)."
                 )
 
-        before = watch_waits(look)
+        before = watch_waits(check_wait)
         try:
             run()
         except BaseException as error:

@@ -11,27 +11,27 @@ from hvdkit.engine import runtime
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Action
-from hvdkit.engine.sharding.place import Place
+from hvdkit.engine.sharding.bucket_memory import BucketMemory
 from hvdkit.engine.sharding.scatter import ScatterGradients
-from hvdkit.engine.sharding.strategy import Sharded
+from hvdkit.engine.sharding.strategy import ZeroStrategy
 from hvdkit.engine.strategy import Parameters
 from hvdkit.torch.device_gradients import find_device_place
 from hvdkit.torch.layout import Named, strides_of
+from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin
 from hvdkit.torch.sharding.elementwise import check_elementwise
 from hvdkit.torch.sharding.gradient import ShardedGradient
-from hvdkit.torch.sharding.receiver import TorchReceiver
-from hvdkit.torch.sharding.shards import TorchShards
+from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
+from hvdkit.torch.sharding.shards import TorchOptimizerShards
 from hvdkit.torch.tensors import dtype_name
-from hvdkit.torch.wrapped import Wrapped
 
 
-class ShardedWrapped(Wrapped):
+class ZeroOptimizerMixin(DistributedOptimizerMixin):
     """Mixin of optimizers with shard=...; its methods precede those of the optimizer's own class.
 
     param_groups contain the parameters, as usual; only during the own class's step() they contain this rank's slices.
     """
 
-    _hvdkit_shards: TorchShards | None = None
+    _hvdkit_shards: TorchOptimizerShards | None = None
 
     def _hvdkit_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
         shards = self._hvdkit_shards
@@ -40,7 +40,7 @@ class ShardedWrapped(Wrapped):
         if closure is not None:
             with torch.enable_grad():
                 closure = _once(closure())
-        return shards.step(lambda: super(ShardedWrapped, self)._hvdkit_step(closure, *args, **kwargs))
+        return shards.step(lambda: super(ZeroOptimizerMixin, self)._hvdkit_step(closure, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, as the plain optimizer's, in host memory; collective after the first step.
@@ -85,7 +85,7 @@ class ShardedWrapped(Wrapped):
             self.load_state_dict(state)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """See Wrapped.zero_grad. Sharded gradients become None, regardless of set_to_none."""
+        """See DistributedOptimizerMixin.zero_grad. Sharded gradients become None, regardless of set_to_none."""
         for group in self.param_groups:  # type: ignore[attr-defined]
             for parameter in group["params"]:
                 if isinstance(parameter.grad, ShardedGradient):
@@ -93,7 +93,10 @@ class ShardedWrapped(Wrapped):
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """See Wrapped.add_param_group. Raises ValueError for a parameter that is not dense in memory."""
+        """See DistributedOptimizerMixin.add_param_group.
+
+        Raises ValueError for a parameter that is not dense in memory.
+        """
         super().add_param_group(param_group)
         if self._hvdkit_shards is not None:
             group = self.param_groups[-1]  # type: ignore[attr-defined]
@@ -144,7 +147,9 @@ def check_dense(named: Named) -> None:
             )
 
 
-def open_shards(optimizer: torch.optim.Optimizer, named: Named, shard: str, *, master_weights: bool) -> TorchShards:
+def open_shards(
+    optimizer: torch.optim.Optimizer, named: Named, shard: str, *, master_weights: bool
+) -> TorchOptimizerShards:
     """Make the shards of an optimizer. Raises ValueError for one that cannot be divided.
 
     optimizer: to be divided.
@@ -154,15 +159,15 @@ def open_shards(optimizer: torch.optim.Optimizer, named: Named, shard: str, *, m
     """
     check_elementwise(optimizer)
     check_dense(named)
-    receiver = TorchReceiver() if shard == "gradients" else None
-    return TorchShards(optimizer, master_weights=master_weights, receiver=receiver)
+    receiver = TorchGradientSink() if shard == "gradients" else None
+    return TorchOptimizerShards(optimizer, master_weights=master_weights, receiver=receiver)
 
 
-class TorchSharded(Sharded):
+class TorchZeroStrategy(ZeroStrategy):
     """Sharded, with buckets in GPU memory if the ranks can use NCCL."""
 
-    def find_place(self, parameters: Parameters, group: Group) -> Place:
-        """See Sharded.find_place. Compressed gradients with reduce-scatter go through host memory."""
+    def find_place(self, parameters: Parameters, group: Group) -> BucketMemory:
+        """See ZeroStrategy.find_place. Compressed gradients with reduce-scatter go through host memory."""
         options = self.gradients.options
         compressed = any(options.wire_for_tensor(tensor) != "none" for tensor in parameters.tensors)
         place = None
@@ -171,17 +176,17 @@ class TorchSharded(Sharded):
         return place or super().find_place(parameters, group)
 
 
-def sharded_strategy(gradients: AllReduce, shards: TorchShards, named: Named) -> Sharded:
+def sharded_strategy(gradients: AllReduce, shards: TorchOptimizerShards, named: Named) -> ZeroStrategy:
     """Make the strategy of these shards. gradients: the strategy without shards.
 
     Raises ValueError for a coding together with reduce-scatter.
     """
     if shards.receiver is None:
-        return TorchSharded(gradients, shards)
+        return TorchZeroStrategy(gradients, shards)
     wires = [gradients.options.wire_for(name, dtype_name(parameter)) for name, parameter in named]
     if coded := next((wire for wire in wires if not isinstance(wire, str)), None):
         raise ValueError(
             f'DistributedOptimizer(): shard="gradients" cannot be combined with compression={coded!r}, which sends as '
             'much for a part of a sum as for all of it. Use hvd.Compression.fp16 or bf16, or shard="optimizer".'
         )
-    return TorchSharded(ScatterGradients(gradients.options, shards.receiver), shards)
+    return TorchZeroStrategy(ScatterGradients(gradients.options, shards.receiver), shards)

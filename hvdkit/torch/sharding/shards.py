@@ -1,4 +1,4 @@
-"""TorchShards: this rank's slices of an optimizer's parameters, and their state."""
+"""TorchOptimizerShards: this rank's slices of an optimizer's parameters, and their state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.layout import strides_of
 from hvdkit.torch.sharding.gradient import ShardedGradient
-from hvdkit.torch.sharding.receiver import TorchReceiver
+from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
 from hvdkit.torch.sharding.slices import Slice, make_slice
 from hvdkit.torch.sharding.state import Layout, PieceState, State, cut_state, gather_state
 from hvdkit.torch.state import map_nested
@@ -28,20 +28,20 @@ MASTER = "master_weight"
 _GRADIENT = "gradient"  # a key of the state, while parameters are divided anew
 
 
-class TorchShards:
-    """See Shards. optimizer: the divided optimizer; not kept alive. master_weights: see DistributedOptimizer.
+class TorchOptimizerShards:
+    """See OptimizerShards. optimizer: the divided optimizer; not kept alive. master_weights: see DistributedOptimizer.
 
     receiver: of reduce-scattered gradients; None if gradients are whole.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, receiver: TorchReceiver | None = None
+        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, receiver: TorchGradientSink | None = None
     ) -> None:
         self.receiver = receiver
         self._optimizer = weakref.ref(optimizer)
         self._master_weights = master_weights
         self._slices: dict[torch.nn.Parameter, list[Slice]] = {}
-        self._division: list[tuple[TensorSpec, Piece]] | None = None
+        self._division: list[tuple[TensorSpec, TensorRange]] | None = None
         self._layouts: dict[torch.nn.Parameter, Layout] = {}  # layouts of the divided parameters
         #: Number of a parameter -> whole state, while it is known: from a load to the step after it.
         self._whole: dict[int, dict[str, Any]] | None = None
@@ -64,7 +64,7 @@ class TorchShards:
         return [parameter for group in self._inner.param_groups for parameter in group["params"]]
 
     def collect(self, transport: Transport) -> None:
-        """See Shards.collect."""
+        """See OptimizerShards.collect."""
         whole = self._gather(transport, gradients=True)
         self._carried = {number: state.pop(_GRADIENT) for number, state in whole.items() if _GRADIENT in state}
         self._whole = {number: state for number, state in whole.items() if state}
@@ -87,8 +87,8 @@ class TorchShards:
         layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
         return {**gather_state(transport, pieces, layouts, root), **self._rest}
 
-    def divide(self, parameters: Parameters, pieces: Sequence[Piece], ranks: Sequence[int]) -> None:
-        """See Shards.divide. Raises HorovodInternalError if it needs shards of ranks that are gone."""
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
+        """See OptimizerShards.divide. Raises HorovodInternalError if it needs shards of ranks that are gone."""
         source = parameters.own_tensors("A sharded optimizer")
         division = [(parameters.tensors[piece.tensor], piece) for piece in pieces]
         if self._whole is None and division == self._division:
@@ -252,7 +252,7 @@ class TorchShards:
         return result
 
     def gathered(self) -> None:
-        """See Shards.gathered."""
+        """See OptimizerShards.gathered."""
         for one in self._all():
             one.version = one.owner._version
 

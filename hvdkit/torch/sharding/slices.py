@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdkit.engine.sharding.pieces import Piece
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.torch.layout import arrange
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.state import Layout, flatten
@@ -24,7 +24,7 @@ class Slice:
 
     owner: torch.nn.Parameter
     layout: Layout
-    piece: Piece
+    piece: TensorRange
     tensor: torch.nn.Parameter
     is_master: bool
     address: int = 0
@@ -77,7 +77,7 @@ class Slice:
         return flat[self.offset : self.offset + self.count].to(self.tensor.dtype)
 
 
-def make_slice(owner: torch.nn.Parameter, layout: Layout, piece: Piece, *, master_weights: bool) -> Slice:
+def make_slice(owner: torch.nn.Parameter, layout: Layout, piece: TensorRange, *, master_weights: bool) -> Slice:
     """Make a slice; in float32 for a float16 or bfloat16 parameter with master weights.
 
     owner: the parameter.

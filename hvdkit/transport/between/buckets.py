@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.between.collectives import all_gather_steps, own_piece, reduce_scatter_steps, reduce_steps
+from hvdkit.transport.between.collectives import all_gather_steps, own_range, reduce_scatter_steps, reduce_steps
 from hvdkit.transport.between.pipeline import Exchange
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
@@ -71,7 +71,7 @@ class WireCrossing:
 
     def shard(self, count: int) -> tuple[int, int]:
         """Return the elements, as (start, stop), that this rank gets from a reduce-scatter of `count` elements."""
-        return own_piece(self._wire, count)
+        return own_range(self._wire, count)
 
     def close(self, *, idle: bool = True) -> None:
         """Release the wire; collective. idle: False if a reduction of this rank has not reached its end."""

@@ -20,7 +20,7 @@ from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
 from hvdkit.transport.polling import Backoff
-from hvdkit.transport.request import Request, leave_behind
+from hvdkit.transport.request import Request, detach_buffers
 
 _BLOCK = 64 * 1024  # elements that are widened, added and narrowed while they are in the cache
 
@@ -88,7 +88,7 @@ def _through_pieces(
 ) -> Iterator[bool]:
     sent, received = yield from _exchange_pieces(wire, source, spec.wire_dtype, arithmetic, prescale, free=False)
     gathered = out if spec.wire_dtype == out.dtype else sent
-    combine_pieces(gathered.slice(*own_piece(wire, out.count)), received, spec, arithmetic)
+    combine_pieces(gathered.slice(*own_range(wire, out.count)), received, spec, arithmetic)
     yield from all_gather_steps(wire, gathered)
     if gathered is not out:
         arithmetic.cast(out, gathered)
@@ -97,7 +97,7 @@ def _through_pieces(
 def reduce_scatter_steps(
     wire: Wire, numbers: Buffer, spec: BucketSpec, arithmetic: Arithmetic, prescale: float
 ) -> Iterator[bool]:
-    """Reduce own_piece() of `numbers` (n,) over the ranks of `wire`, in place, in one collective.
+    """Reduce own_range() of `numbers` (n,) over the ranks of `wire`, in place, in one collective.
 
     wire: the ranks and their collectives.
     numbers: (n,), this rank's numbers.
@@ -106,15 +106,15 @@ def reduce_scatter_steps(
     prescale: factor on `numbers`, before the wire.
     """
     _, received = yield from _exchange_pieces(wire, numbers, spec.wire_dtype, arithmetic, prescale, free=True)
-    combine_pieces(numbers.slice(*own_piece(wire, numbers.count)), received, spec, arithmetic)
+    combine_pieces(numbers.slice(*own_range(wire, numbers.count)), received, spec, arithmetic)
 
 
 def all_gather_steps(wire: Wire, numbers: Buffer) -> Iterator[bool]:
-    """Fill `numbers` (n,) with the own_piece() of every rank of `wire`, in one collective; see reduce_steps()."""
+    """Fill `numbers` (n,) with the own_range() of every rank of `wire`, in one collective; see reduce_steps()."""
     yield from until_done(wire.allgather(numbers, split_evenly(numbers.count, wire.size)), free=True)
 
 
-def own_piece(wire: Wire, count: int) -> tuple[int, int]:
+def own_range(wire: Wire, count: int) -> tuple[int, int]:
     """Return the elements of `count`, as (start, stop), that this rank adds up: its nearly equal share."""
     edges = [0, *itertools.accumulate(split_evenly(count, wire.size))]
     return edges[wire.rank], edges[wire.rank + 1]
@@ -174,7 +174,7 @@ def finish_steps(steps: Iterator[bool], check: Callable[[], None]) -> None:
         for _ in steps:
             waiting.pause()
     except BaseException:  # also Ctrl-C: the library may still write to the memory of the operation
-        leave_behind(steps)
+        detach_buffers(steps)
         raise
 
 
@@ -184,5 +184,5 @@ def until_done(request: Request, free: bool) -> Iterator[bool]:
         while not request.done():
             yield free
     except BaseException:
-        leave_behind(request)
+        detach_buffers(request)
         raise

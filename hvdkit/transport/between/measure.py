@@ -14,7 +14,7 @@ from hvdkit.transport.between.select import MESSAGE_BYTES, Link, Measured
 from hvdkit.transport.between.wire import Pending, Wire
 from hvdkit.transport.buffer import Buffer, make_buffer
 from hvdkit.transport.polling import Backoff
-from hvdkit.transport.request import Request, leave_behind
+from hvdkit.transport.request import Request, detach_buffers
 
 _SMALL_TURNS = 8
 _FLOOD = 16  # small messages in flight at once
@@ -44,8 +44,8 @@ def measure(wire: Wire, check: Check) -> Measured:
     seconds = min(seconds, ring.stream(count, latency))  # other work on a host can only increase the time
     link = Link(latency, seconds / (count * _STEP), message)
     sizes = sorted({8, _STEP, _ASKED, count * _STEP}, reverse=True)
-    carrier = [(size, ring.reduce(size)) for size in sizes]
-    return Measured(wire.size, link, tuple(reversed(carrier)))
+    library_samples = [(size, ring.reduce(size)) for size in sizes]
+    return Measured(wire.size, link, tuple(reversed(library_samples)))
 
 
 class _Ring:
@@ -78,7 +78,7 @@ class _Ring:
                 waiting.pause()
                 self._wire.messages.turn()
         except BaseException:
-            leave_behind(self._wire.messages)
+            detach_buffers(self._wire.messages)
             raise
         return time.perf_counter() - began
 

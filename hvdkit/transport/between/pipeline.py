@@ -21,7 +21,7 @@ from hvdkit.transport.between.schedules import Round, largest_part, plan_rounds
 from hvdkit.transport.between.wire import Messages, Pending, Wire
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import HALF, Buffer, make_buffer
-from hvdkit.transport.request import leave_behind
+from hvdkit.transport.request import detach_buffers
 
 _WINDOW = 64  # segments in progress at once
 
@@ -59,7 +59,7 @@ class Exchange:
         self._tags += len(starts)
         under_way: deque[_Segment] = deque()
         with ExitStack() as undo:
-            undo.callback(leave_behind, self._messages)
+            undo.callback(detach_buffers, self._messages)
             while starts or under_way:
                 while starts and len(under_way) < _WINDOW:
                     start = starts.popleft()

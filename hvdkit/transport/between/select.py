@@ -91,7 +91,7 @@ class Measured:
 
     hosts: int
     link: Link
-    carrier: tuple[tuple[int, float], ...]
+    library_samples: tuple[tuple[int, float], ...]
 
     def seconds(self, algorithm: str, nbytes: float) -> float:
         """Return the seconds of an allreduce of `nbytes` bytes: the library's as measured, others by the model."""
@@ -101,9 +101,9 @@ class Measured:
 
     def _library_s(self, nbytes: float) -> float:
         """Interpolate the library's time; beyond the last point at the speed from first to last, at most the link's."""
-        first, last = self.carrier[0], self.carrier[-1]
-        if nbytes <= last[0] and len(self.carrier) > 1:
-            return _interpolate(self.carrier, nbytes)
+        first, last = self.library_samples[0], self.library_samples[-1]
+        if nbytes <= last[0] and len(self.library_samples) > 1:
+            return _interpolate(self.library_samples, nbytes)
         byte_s = 2 * self.link.byte_s * (self.hosts - 1) / self.hosts
         if last != first:  # not the last two points: a handshake or other work on a host may affect their difference
             byte_s = max(byte_s, (last[1] - first[1]) / (last[0] - first[0]))
@@ -153,7 +153,7 @@ class BetweenHosts:
         """Return the bytes of the largest message."""
         return MESSAGE_BYTES[0] if self.measured is None else self.measured.link.message_bytes
 
-    def fitting(self, dtype: str) -> list[str]:
+    def supported_for(self, dtype: str) -> list[str]:
         """Return the algorithms for numbers with this wire dtype.
 
         Partial sums of 16-bit floats would be rounded on each hop, so only algorithms that add all ranks' numbers at
@@ -165,17 +165,17 @@ class BetweenHosts:
 
     def pick(self, dtype: str, nbytes: int, wish: str = "auto") -> str:
         """Return the algorithm for a sum of `nbytes` bytes on the wire. wish: for this sum; overrides `algorithm`."""
-        fitting = self.fitting(dtype)
+        supported_for = self.supported_for(dtype)
         for asked in (wish, self.algorithm):
-            if asked in fitting:
+            if asked in supported_for:
                 return asked
         if self.measured is None or self.algorithm != "auto":
             return "pieces"
-        return self.measured.fastest(nbytes, fitting)
+        return self.measured.fastest(nbytes, supported_for)
 
-    def worth_trying(self, dtypes: Iterable[str], nbytes: int) -> list[str]:
+    def find_candidates(self, dtypes: Iterable[str], nbytes: int) -> list[str]:
         """Return the algorithms, with "auto", that may be fastest for sums of about `nbytes` in these wire dtypes."""
-        among = [name for name in self.able if all(name in self.fitting(dtype) for dtype in dtypes)]
+        among = [name for name in self.able if all(name in self.supported_for(dtype) for dtype in dtypes)]
         if self.hosts < 2 or self.measured is None or not among:
             return ["auto"]
         least = self.measured.seconds(self.measured.fastest(nbytes, among), nbytes)
@@ -197,10 +197,10 @@ class BetweenHosts:
                 f"{', '.join(self.able)}. Leave HVDKIT_ALGORITHM out, or start the ranks with hvdrun, which uses MPI."
             )
         for dtype in {spec.wire_dtype for spec in specs if isinstance(spec.wire, str)}:
-            if wish not in self.fitting(dtype):
+            if wish not in self.supported_for(dtype):
                 raise TransportError(
                     f"HVDKIT_ALGORITHM={wish} would round partial sums to {dtype} between {self.hosts} hosts. Set "
-                    f"HVDKIT_ALGORITHM to {' or '.join(self.fitting(dtype))}, leave it out, or train without "
+                    f"HVDKIT_ALGORITHM to {' or '.join(self.supported_for(dtype))}, leave it out, or train without "
                     "compression."
                 )
 
@@ -213,7 +213,7 @@ class BetweenHosts:
         speed = f"{rate:.0f} Mbit/s and {1e6 * link.latency_s:.0f} us between hosts"
         if self.algorithm != "auto":
             return f"{speed}, {self.algorithm}"
-        table = self.measured.table(self.fitting("float32"))
+        table = self.measured.table(self.supported_for("float32"))
         ranges = [name if not size else f"{name} from {_in_words(size)} on" for size, name in table]
         return f"{speed}, {', '.join(ranges)}"
 

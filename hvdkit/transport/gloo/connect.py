@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hvdkit.errors import TransportError
 from hvdkit.handshake import connect
 from hvdkit.transport.handshakes import HANDSHAKES, Handshakes
-from hvdkit.transport.polling import look
+from hvdkit.transport.polling import check_wait
 from hvdkit.unproven import HANDSHAKE_S
 
 PURPOSE = b"mesh"
@@ -30,7 +30,7 @@ def listen(address: str, backlog: int) -> socket.socket:
 def wait_for_listener(address: str, port: int, deadline: float) -> None:
     """Wait until a process listens at the address, or until the deadline, on the clock of time.monotonic()."""
     while time.monotonic() < deadline:
-        look()
+        check_wait()
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=HANDSHAKE_S):
             return
         time.sleep(_PAUSE_S)
@@ -62,7 +62,7 @@ def connect_all(
                     f"Rank {rank} timed out waiting for connections from rank(s) {missing}. See the output of these "
                     "ranks."
                 )
-            look()
+            check_wait()
             for proven, connection in handshakes.go_on(min(left, _LOOK_S)):
                 peer = proven.rank
                 if peer not in expected:
@@ -79,7 +79,7 @@ def connect_all(
 def _connect(place: tuple[str, int], secret: bytes, rank: int, peer: int, deadline: float) -> socket.socket:
     seen: object = "it did not answer"
     while time.monotonic() < deadline:
-        look()
+        check_wait()
         try:
             connection = socket.create_connection(place, timeout=HANDSHAKE_S)
         except OSError as error:
@@ -110,7 +110,7 @@ def _wait_for_bytes(connection: socket.socket, deadline: float) -> None:
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     while not poll.poll(1000 * _LOOK_S):
-        look()
+        check_wait()
         if time.monotonic() >= deadline:
             raise TimeoutError("it has taken the connection, and says nothing")
 

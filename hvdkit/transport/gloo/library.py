@@ -23,8 +23,8 @@ from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.between.wire import Messages
 from hvdkit.transport.buffer import Array, Buffer, Op
-from hvdkit.transport.gloo.asking import wait_for_store
-from hvdkit.transport.polling import calls, drives, look
+from hvdkit.transport.gloo.store_timeout import wait_for_store
+from hvdkit.transport.polling import calls, check_wait, drives
 from hvdkit.transport.request import NOTHING, Request
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class GlooRequest(Request):
                     with contextlib.suppress(RuntimeError):  # a timeout, or a failure, which done() raises
                         work.wait(_LOOK)
                         continue
-                    look()
+                    check_wait()
                     if self.check is not None:
                         self.check()
             self.done()

@@ -20,9 +20,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from hvdkit.errors import RankLostError, TransportError, WorldError
 from hvdkit.transport.addresses import LOOPBACK, address_of, is_loopback, list_addresses
 from hvdkit.transport.api import Transport
-from hvdkit.transport.gloo.asking import ask_rank_0, wait_for_store
 from hvdkit.transport.gloo.library import host_store, join_store
-from hvdkit.transport.polling import look
+from hvdkit.transport.gloo.store_timeout import request_from_rank_0, wait_for_store
+from hvdkit.transport.polling import check_wait
 from hvdkit.transport.small_collectives import broadcast_bytes
 from hvdkit.world import has_hvdruns_torch_variables
 
@@ -299,7 +299,7 @@ def find_peers(
         store, reached, address, own_secret = _find_store(rendezvous_store, name, rank, deadline)
         address = own or address
     told = json.dumps(asdict(RankInfo(host, _machine(), address, reached)))
-    ask_rank_0(store, store.set, f"rank/{rank}", told, deadline=deadline)
+    request_from_rank_0(store, store.set, f"rank/{rank}", told, deadline=deadline)
     everyone = [parse_rank_info(one) for one in collect(store, "rank", size, deadline)]
     machines = list(dict.fromkeys(one.machine for one in everyone))
     nodes = tuple(machines.index(one.machine) for one in everyone)
@@ -308,7 +308,9 @@ def find_peers(
         tuple(one.host for one in everyone),
         nodes,
         own or choose_address(everyone, nodes, rank),
-        bytes.fromhex(secret or own_secret or ask_rank_0(store, store.get, "secret", deadline=deadline).decode()),
+        bytes.fromhex(
+            secret or own_secret or request_from_rank_0(store, store.get, "secret", deadline=deadline).decode()
+        ),
     )
 
 
@@ -335,7 +337,7 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
     keys = [f"{what}/{rank}" for rank in range(size)]
 
     def ask(call: Callable[[list[str]], Any], keys: list[str]) -> Any:
-        return ask_rank_0(store, call, keys, deadline=deadline)
+        return request_from_rank_0(store, call, keys, deadline=deadline)
 
     while not ask(store.check, keys):
         if time.monotonic() >= deadline:
@@ -344,7 +346,7 @@ def collect(store: Any, what: str, size: int, deadline: float) -> list[bytes]:
                 f"{len(missing)} of {size} ranks have not arrived: {', '.join(map(str, missing))}. All ranks must "
                 "call hvd.init(). See the output of these ranks, or of the launcher, for the cause."
             )
-        look()
+        check_wait()
         time.sleep(_PAUSE_S)
     return [bytes(one) for one in ask(store.multi_get, keys)]
 
@@ -361,7 +363,7 @@ def _find_store(rendezvous_store: RendezvousStore, name: str, rank: int, deadlin
                 if store is not None:
                     return store, address, own, info.secret
                 seen = f"its store at {address}:{info.port} cannot be reached ({own})"
-        look()
+        check_wait()
         time.sleep(_PAUSE_S)
     raise TransportError(f"Rank {rank} cannot reach rank 0: {seen}. See the output of rank 0 for the cause.")
 
@@ -372,8 +374,8 @@ def _try_store(address: str, info: RendezvousInfo, deadline: float) -> tuple[Any
         with socket.create_connection((address, info.port), timeout=_ANSWER_S) as probe:
             own = str(probe.getsockname()[0])
         store = join_store(address, info.port, _ANSWER_S, deadline)
-        has_mark = ask_rank_0(store, store.check, ["mark"], deadline=deadline)
-        if has_mark and ask_rank_0(store, store.get, "mark", deadline=deadline) == info.mark.encode():
+        has_mark = request_from_rank_0(store, store.check, ["mark"], deadline=deadline)
+        if has_mark and request_from_rank_0(store, store.get, "mark", deadline=deadline) == info.mark.encode():
             return store, own
     except RankLostError:  # from look()
         raise

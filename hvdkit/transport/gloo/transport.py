@@ -16,7 +16,6 @@ from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.division import Groups, check_groups, find_group
-from hvdkit.transport.gloo.asking import ask_rank_0
 from hvdkit.transport.gloo.connect import connect_all, listen, wait_for_listener
 from hvdkit.transport.gloo.library import GlooWire, host_store_at, join_store, load_gloo
 from hvdkit.transport.gloo.peers import PeerConnections, PeerMailbox, PeerMessages
@@ -29,6 +28,7 @@ from hvdkit.transport.gloo.rendezvous import (
     collect,
     find_peers,
 )
+from hvdkit.transport.gloo.store_timeout import request_from_rank_0
 from hvdkit.transport.polling import Backoff, calls
 from hvdkit.transport.request import MessageRequest, Request, closed_before
 
@@ -93,7 +93,7 @@ def open_gloo(
         )
         with listen(rendezvous.address, size) as listener:
             place = f"{rendezvous.address} {listener.getsockname()[1]}"
-            ask_rank_0(rendezvous.store, rendezvous.store.set, f"peers/{rank}", place, deadline=deadline)
+            request_from_rank_0(rendezvous.store, rendezvous.store.set, f"peers/{rank}", place, deadline=deadline)
             told = [one.decode().split() for one in collect(rendezvous.store, "peers", size, deadline)]
             places = [(address, int(port)) for address, port in told]
             connections = connect_all(listener, rank, places, rendezvous.secret, deadline)

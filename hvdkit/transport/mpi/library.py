@@ -245,7 +245,7 @@ def call_mpi(what: str, function: Callable[..., Answer], *arguments: Any) -> Ans
         if not isinstance(error, mpi.Exception):
             raise
         if _MAKES.match(what):
-            let_others_make()
+            release_cid()
         kind = error.Get_error_class()
         text = f"{what} failed: {error.Get_error_string()} (class {kind})."
         if kind in _lost_classes():
@@ -279,7 +279,7 @@ _making = threading.Lock()
 _NUDGE_S = 1.0
 
 
-def let_others_make() -> None:
+def release_cid() -> None:
     """Unblock the creation of communicators in Open MPI after a creation has failed because a rank has died.
 
     Open MPI's threads take turns in allocating numbers (CIDs) for new communicators; the thread with the oldest parent
@@ -292,13 +292,13 @@ def let_others_make() -> None:
 
 
 @contextlib.contextmanager
-def nudged() -> Iterator[None]:
-    """Call let_others_make() every second inside the context, while another thread may block in MPI with its turn."""
+def applied_cid_workaround() -> Iterator[None]:
+    """Call release_cid() every second inside the context, while another thread may block in MPI with its turn."""
     done = threading.Event()
 
     def nudge() -> None:
         while not done.wait(_NUDGE_S):
-            let_others_make()
+            release_cid()
 
     thread = threading.Thread(target=nudge, name="hvdkit-nudge", daemon=True)
     thread.start()
@@ -377,7 +377,7 @@ def revoke_comm(comm: MPI.Comm) -> None:
     call_mpi("MPIX_Comm_revoke", comm.Revoke)
 
 
-def tells_of_lost_ranks() -> bool:
+def reports_lost_ranks() -> bool:
     """Return whether this MPI library continues when a rank dies (ULFM); its launcher may still not do so."""
     return bool(_lost_classes())
 

@@ -13,7 +13,7 @@ import numpy as np
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.transport.mailbox import LocalMailbox
 from hvdkit.transport.mpi.library import MpiRequest, call_mpi, check_not_ended, collective, free_comm, load_mpi
-from hvdkit.transport.request import leave_behind
+from hvdkit.transport.request import detach_buffers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,14 +107,14 @@ class MpiMailbox:
         _open.discard(self)
         if not idle or self._mpi.Is_finalized():
             self.leave()  # the other ranks, which may be idle, would wait for this rank
-            leave_behind(self._sending)
+            detach_buffers(self._sending)
             return
         # A message left behind could turn up in a later communicator.
         expected = np.zeros_like(self._sent)
         try:
             collective("MPI_Alltoall", self._comm, self._sent, expected, check=self._check)
         except TransportError as error:
-            leave_behind(self._sending)
+            detach_buffers(self._sending)
             if not self._left or not isinstance(error, RankLostError):
                 raise
             self.leave()  # the others must be notified too; MPI keeps the communicator, which is not used again

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.mpi import ulfm
 from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
-from hvdkit.transport.mpi.library import call_mpi, load_mpi, nudged, own_comm, revoke_all, revoke_comm
+from hvdkit.transport.mpi.library import applied_cid_workaround, call_mpi, load_mpi, own_comm, revoke_all, revoke_comm
 from hvdkit.transport.mpi.spawn import Spawn
-from hvdkit.transport.mpi.ulfm import Arrivals
+from hvdkit.transport.mpi.ulfm import MembershipPolicy
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +27,7 @@ changed = ulfm.has_changed
 shrink = ulfm.shrink
 is_so_on_all = ulfm.is_so_on_all
 interrupt = revoke_all
-changing = nudged
+changing = applied_cid_workaround
 
 
 def rank() -> int:
@@ -59,7 +59,7 @@ def start_ranks(
 
 
 class StartedRanks:
-    """See Newcomers; all ranks of `comm` make it together.
+    """See PendingRanks; all ranks of `comm` make it together.
 
     comm: used by this object only; give_up() revokes it.
     expected: number of hosts on which ranks are started.
@@ -113,7 +113,7 @@ class StartedRanks:
 
     def take_in(self, starters: Sequence[int]) -> None:
         own = () if self.spawn is None else (self.spawn.bridge, self.spawn.count)
-        ulfm.grow([Arrivals(starter, *(own if starter == self._comm.rank else ())) for starter in starters])
+        ulfm.grow([MembershipPolicy(starter, *(own if starter == self._comm.rank else ())) for starter in starters])
 
     def forget(self) -> None:
         self._given_up = True

@@ -36,7 +36,7 @@ class _Info(ctypes.Structure):
     _fields_ = (("key", ctypes.c_char * (_LONGEST_KEY + 1)), ("flags", ctypes.c_uint32), ("value", _Value))
 
 
-def tell_mpi_of_loss(name: str) -> None:
+def report_loss_to_mpi(name: str) -> None:
     """Notify MPI that a process has died, so that operations that wait for it fail.
 
     name: the process's name for MPI's launcher, as "namespace:number"; an invalid name is ignored.

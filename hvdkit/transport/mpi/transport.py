@@ -17,7 +17,7 @@ from hvdkit.transport.mpi.communicators import create_comm, duplicate_comm, make
 from hvdkit.transport.mpi.library import collective, free_comm, load_mpi, own_comm
 from hvdkit.transport.mpi.mailbox import MpiMailbox, leave_mailboxes
 from hvdkit.transport.mpi.nonblocking import MpiWire
-from hvdkit.transport.mpi.pmix import tell_mpi_of_loss
+from hvdkit.transport.mpi.pmix import report_loss_to_mpi
 from hvdkit.transport.mpi.released import free_before_close, free_released
 from hvdkit.transport.mpi.ulfm import world_comm
 from hvdkit.transport.request import AllRequests, MessageRequest, Request, closed_before
@@ -114,7 +114,7 @@ class MpiTransport(BaseTransport):
         return MpiWire(self._more())
 
     def report_loss(self, process: str) -> None:
-        tell_mpi_of_loss(process)
+        report_loss_to_mpi(process)
 
     def leave(self) -> None:
         """See Transport.leave. The other ranks would wait for this rank when they close mailboxes of its groups."""

@@ -17,9 +17,9 @@ from hvdkit.transport.mpi.communicators import duplicate_comm
 from hvdkit.transport.mpi.library import (
     call_mpi,
     is_ours_to_end,
-    let_others_make,
     load_mpi,
     own_comm,
+    release_cid,
     revoke_all,
     revoke_comm,
     wait_for_those_beside,
@@ -38,7 +38,7 @@ _LOOK_S = 0.02
 _BACK_S = 1.0
 
 
-class Arrivals(NamedTuple):
+class MembershipPolicy(NamedTuple):
     """New ranks of a host that were started together and are ready.
 
     starter: the rank that has started them, the first of that host. bridge: on the starter, the communicator whose last
@@ -93,11 +93,11 @@ def _join(bridge: MPI.Intracomm) -> MPI.Intracomm:
     others = call_mpi("MPI_Intercomm_create", together.Create_intercomm, 0, bridge, 0, _MEET_TAG)
     comm = _merge(others, joins=True)
     for starter in json.loads(data):
-        comm = _meet(comm, Arrivals(starter))
+        comm = _meet(comm, MembershipPolicy(starter))
     return comm
 
 
-def _meet(comm: MPI.Intracomm, arrivals: Arrivals) -> MPI.Intracomm:
+def _meet(comm: MPI.Intracomm, arrivals: MembershipPolicy) -> MPI.Intracomm:
     """Make a communicator of the ranks of `comm` followed by new ranks; collective among the ranks of `comm`."""
     bridge = arrivals.bridge if arrivals.bridge is not None else load_mpi().COMM_SELF  # only the starter's is used
     new = bridge.size - arrivals.amount
@@ -128,7 +128,7 @@ def leave_mpi() -> None:
 def shrink() -> int:
     """Continue with the surviving ranks, in their order; collective among them. Returns how many have died."""
     before = world_comm()
-    let_others_make()  # a thread that starts ranks may be blocked in the creation of a communicator
+    release_cid()  # a thread that starts ranks may be blocked in the creation of a communicator
     if not _world.parting:
         _all_grow(False)
     _take(call_mpi("MPIX_Comm_shrink", before.Shrink))
@@ -141,7 +141,7 @@ def is_so_on_all(true: bool) -> bool:
     return bool(call_mpi("MPIX_Comm_agree", world_comm().Agree, int(true)))
 
 
-def grow(arrivals: Sequence[Arrivals]) -> None:
+def grow(arrivals: Sequence[MembershipPolicy]) -> None:
     """Add new ranks after the present ranks, one host after another; collective.
 
     Raises RankLostError on all ranks, and adds no rank, if a new or present rank has died.

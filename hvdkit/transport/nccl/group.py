@@ -110,7 +110,7 @@ class DeviceGroup:
             pause()
         self.check()
 
-    def settle(self, timeout_s: float = math.inf) -> None:
+    def wait_for_stream(self, timeout_s: float = math.inf) -> None:
         """Wait for all operations so far, at most `timeout_s` seconds; raises as run() does.
 
         The results are valid if it returns in time.
@@ -192,7 +192,7 @@ class DeviceGroup:
         if self._closed:
             return
         try:
-            self.settle()  # inspect() ends it if a rank is lost
+            self.wait_for_stream()  # inspect() ends it if a rank is lost
             self.transport.check()
             self._closed = True
             with self.device.current():

@@ -152,10 +152,10 @@ def opened_version() -> Version | None:
     return next((group.version for group in tuple(_groups.values())), None)
 
 
-def settle_groups(timeout_s: float = math.inf) -> None:
+def wait_for_groups(timeout_s: float = math.inf) -> None:
     """Wait for all operations of device groups, and raise their errors; not collective."""
     for group in tuple(_groups.values()):  # an engine may open one meanwhile
-        group.settle(timeout_s)
+        group.wait_for_stream(timeout_s)
 
 
 def close_groups() -> None:

@@ -51,7 +51,7 @@ class _Memory:
         self._parts = self._segment.memory[start:].reshape(group.size, nbytes)
         self._number = 0
 
-    def _meet(self, index: int = 0) -> None:
+    def _barrier(self, index: int = 0) -> None:
         """Wait until all ranks have reached the same step as this rank."""
         self._flags.show(index, self._number)
         if not self._flags.everyone(index, self._number):
@@ -64,7 +64,7 @@ class _Memory:
                 raise
 
     @contextlib.contextmanager
-    def _in_steps(self) -> Iterator[None]:
+    def _run_in_chunks(self) -> Iterator[None]:
         """Return a context for a collective of several steps, in any of which others may wait after an error."""
         calls().begun += 1
         try:
@@ -80,7 +80,7 @@ class _Memory:
         self._segment.close()
 
 
-class Slots(_Memory):
+class SmallAllreduce(_Memory):
     """Small allreduces and broadcasts: each rank writes its numbers to its slot, and reads the slots of all others.
 
     Collective n uses slot n % 2 of each rank, and ends on a rank when it has read the slots of all ranks. A rank writes
@@ -112,7 +112,7 @@ class Slots(_Memory):
         slots = self._see(buffer)
         if root in (-1, self._rank):
             arithmetic.copy(slots[self._rank], buffer)
-        self._meet()
+        self._barrier()
         return slots
 
     def _see(self, buffer: Buffer) -> list[Buffer]:
@@ -150,7 +150,7 @@ class _Layout(NamedTuple):
     above: tuple[Buffer, ...]
 
 
-class Stage(_Memory):
+class ChunkedAllreduce(_Memory):
     """Large allreduces: each rank reduces its shard of a segment, and copies the result to the others.
 
     A segment goes the same way as a bucket (see buckets.py for the picture and the use of cache lines): a rank copies
@@ -167,7 +167,7 @@ class Stage(_Memory):
         """Replace `buffer` (n,) by scale * the reduction over all ranks; the same bits on all of them."""
         array = buffer.array
         step = STAGE_BYTES // array.itemsize
-        with self._in_steps():
+        with self._run_in_chunks():
             for at in range(0, array.size, step):
                 self._reduce(array[at : at + step], buffer.dtype, op, scale, arithmetic)
 
@@ -176,13 +176,13 @@ class Stage(_Memory):
         self._number += 1
         for where, memory in layout.foreign:
             memory[:] = piece[where]
-        self._meet(_READY)
+        self._barrier(_READY)
         own = Buffer(piece[layout.own], dtype)
         if own.array.size:
             arithmetic.combine(own, [*layout.below, own, *layout.above], op, scale)
             for peer in layout.below + layout.above:
                 peer.array[:] = own.array
-        self._meet(_REDUCED)
+        self._barrier(_REDUCED)
         for where, memory in layout.foreign:
             piece[where] = memory
 
@@ -208,13 +208,13 @@ class Stage(_Memory):
         super().close()
 
 
-class Exchange(_Memory):
+class ChunkedExchange(_Memory):
     """Other large collectives: each rank writes the data for others to its memory, and reads theirs.
 
     They go in steps of a segment that stays in the last-level cache; each byte is copied in once, and out (or into a
-    sum) once. The protocol is that of Slots: step n uses half n % 2 of every rank's memory, and ends on a rank when it
-    has read the data that it needs. A rank writes that half again in step n + 2, which it begins when all have begun
-    n + 1, and so have ended n.
+    sum) once. The protocol is that of SmallAllreduce: step n uses half n % 2 of every rank's memory, and
+    ends on a rank when it has read the data that it needs. A rank writes that half again in step n + 2, which it begins
+    when all have begun n + 1, and so have ended n.
 
     Buffers of one call have the same dtype. After an error the object must not be used again.
     """
@@ -249,12 +249,12 @@ class Exchange(_Memory):
 
     def _share(self, own: Array, outs: Sequence[Array], readers: Sequence[int]) -> None:
         """Send this rank's bytes to all readers, which write the bytes of rank r to outs[r]."""
-        with self._in_steps():
+        with self._run_in_chunks():
             for at in range(0, max(out.size for out in outs), self._room):
                 memory, piece = self._next(), own[at : at + self._room]
                 if any(reader != self._rank for reader in readers):
                     memory[self._rank][: piece.size] = piece
-                self._meet()
+                self._barrier()
                 if self._rank in readers:
                     for peer in self._peers:
                         out = outs[peer][at : at + self._room]
@@ -271,14 +271,14 @@ class Exchange(_Memory):
         scale: factor on the result.
         arithmetic: adds and scales the numbers.
         """
-        with self._in_steps():
+        with self._run_in_chunks():
             storage = STORAGE[out.dtype]
             room = self._room // self._size // _LINE * _LINE  # bytes for one rank
             step = room // storage.itemsize
             for at in range(0, max(piece.count for piece in pieces), step):
                 memory = self._next()
                 self._write(memory, [_bytes(piece.slice(at, at + step)) for piece in pieces], room)
-                self._meet()
+                self._barrier()
                 target = out.slice(at, at + step)
                 if not target.count:
                     continue
@@ -297,7 +297,7 @@ class Exchange(_Memory):
         Each rank knows only its own buffers. So each writes its number of steps to the first bytes of its memory in the
         first step, and all do the largest of these numbers.
         """
-        with self._in_steps():
+        with self._run_in_chunks():
             ins, outs = [_bytes(piece) for piece in sent], [_bytes(piece) for piece in received]
             room = (self._room - _LINE) // self._size // _LINE * _LINE
             moved = [*(ins[peer] for peer in self._peers), *(outs[peer] for peer in self._peers)]
@@ -307,7 +307,7 @@ class Exchange(_Memory):
                 memory, at = self._next(), step * room
                 memory[self._rank][:8].view(np.int64)[0] = steps
                 self._write(memory, [piece[at : at + room] for piece in ins], room, _LINE)
-                self._meet()
+                self._barrier()
                 steps = max(steps, *(int(memory[peer][:8].view(np.int64)[0]) for peer in self._peers))
                 start = _LINE + self._rank * room
                 for peer in self._peers:

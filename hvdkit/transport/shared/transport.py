@@ -17,14 +17,20 @@ from hvdkit.transport.mailbox import Mailbox, OpeningMailbox
 from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
-from hvdkit.transport.shared.collectives import STAGE_BYTES, Exchange, Slots, Stage, slot_bytes
+from hvdkit.transport.shared.collectives import (
+    STAGE_BYTES,
+    ChunkedAllreduce,
+    ChunkedExchange,
+    SmallAllreduce,
+    slot_bytes,
+)
 from hvdkit.transport.shared.liveness import Liveness
 from hvdkit.transport.shared.mailbox import open_shared_mailbox
 
 _STAGES = 2
 _MOST_GATHERED_BYTES = 4 * 2**20  # above, the base gathers: MPI needs one copy only if it may read a peer's memory
 
-Opened = TypeVar("Opened", Slots, Stage, Exchange)
+Opened = TypeVar("Opened", SmallAllreduce, ChunkedAllreduce, ChunkedExchange)
 
 
 class SharedMemoryTransport(Transport):
@@ -70,10 +76,10 @@ class SharedMemoryTransport(Transport):
         self._liveness = liveness or Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
-        self._slots: Slots | None = None
-        self._stage: Stage | None = None
-        self._opened_exchange: Exchange | None = None
-        self._opened: list[Slots | Stage | Exchange] = []
+        self._slots: SmallAllreduce | None = None
+        self._stage: ChunkedAllreduce | None = None
+        self._opened_exchange: ChunkedExchange | None = None
+        self._opened: list[SmallAllreduce | ChunkedAllreduce | ChunkedExchange] = []
         self._closed = False
 
     @property
@@ -91,11 +97,11 @@ class SharedMemoryTransport(Transport):
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
-            self._slots = self._slots or self._open(Slots)
+            self._slots = self._slots or self._open(SmallAllreduce)
             self._slots.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes and self._slot_bytes:
-            self._stage = self._stage or self._open(Stage)
+            self._stage = self._stage or self._open(ChunkedAllreduce)
             self._stage.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes < self._small_bytes or not nbytes:
@@ -149,7 +155,7 @@ class SharedMemoryTransport(Transport):
     def broadcast(self, buffer: Buffer, root: int) -> None:
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
-            self._slots = self._slots or self._open(Slots)
+            self._slots = self._slots or self._open(SmallAllreduce)
             self._slots.broadcast(buffer, root, self._base.arithmetic)
         elif buffer.array.nbytes and self._slot_bytes:
             check_root(root, self.size)
@@ -158,8 +164,8 @@ class SharedMemoryTransport(Transport):
             self._base.broadcast(buffer, root)
 
     @property
-    def _exchange(self) -> Exchange:
-        self._opened_exchange = self._opened_exchange or self._open(Exchange)
+    def _exchange(self) -> ChunkedExchange:
+        self._opened_exchange = self._opened_exchange or self._open(ChunkedExchange)
         return self._opened_exchange
 
     def _open(self, kind: type[Opened]) -> Opened:
@@ -269,12 +275,12 @@ class SharedMemoryTransport(Transport):
         """Wait until all ranks close, so that none takes an orderly end for a loss; False if one ended before that."""
         outer = watch_waits(None)
 
-        def look() -> None:
+        def check_wait() -> None:
             if outer is not None:
                 outer()
             self._liveness.check()
 
-        watch_waits(look)
+        watch_waits(check_wait)
         try:
             self._base.barrier()
         except RankLostError:

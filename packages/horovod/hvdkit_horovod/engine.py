@@ -11,11 +11,11 @@ from hvdkit.engine.api import (
     JOINING,
     SHUT_DOWN,
     Action,
-    Announcement,
     Backoff,
     Engine,
     Joining,
     Operation,
+    OperationRequest,
     Transport,
     check_refused,
     gather_bytes,
@@ -53,7 +53,7 @@ class HorovodEngine(Engine):
         self._lock = threading.RLock()
         self._closed = False
 
-    def submit(self, name: str, asked: Announcement, buffers: Sequence[Any]) -> Operation:
+    def submit(self, name: str, asked: OperationRequest, buffers: Sequence[Any]) -> Operation:
         operation = Running(name, asked, buffers)
         with self._lock:
             self._check_open()
@@ -65,7 +65,9 @@ class HorovodEngine(Engine):
             self._running[name] = operation
         return operation
 
-    def do(self, name: str, asked: Announcement, buffers: Sequence[Any], *, action: Action | None = None) -> Operation:
+    def do(
+        self, name: str, asked: OperationRequest, buffers: Sequence[Any], *, action: Action | None = None
+    ) -> Operation:
         if asked.kind in _COLLECTIVES:
             operation = self.submit(name, asked, buffers)
             self.wait(operation)
@@ -80,7 +82,7 @@ class HorovodEngine(Engine):
         operation.done = True
         return operation
 
-    def _agree(self, name: str, asked: Announcement) -> None:
+    def _agree(self, name: str, asked: OperationRequest) -> None:
         """Wait until all ranks have reached the same operation.
 
         Horovod does not compare these, so the ranks exchange them.

@@ -36,7 +36,7 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
 
     Raises TypeError for a dtype that it cannot reduce.
     """
-    asked, binding = operation.asked, transport.binding
+    asked, binding = operation.request, transport.binding
     pairs = zip(operation.buffers, asked.tensors, strict=True)
     arrays = [binding.numbers_of(buffer, shape, asked.kind) for buffer, (_, shape) in pairs]
     call = Call(asked.kind, operation.name, transport.process_set)
@@ -61,7 +61,7 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
 
 def _plan_reduction(transport: HorovodTransport, call: Call, operation: Running) -> Call:
     """Plan a reduction with its factors; integers are scaled here, because Horovod's factors are for floating point."""
-    asked = operation.asked
+    asked = operation.request
     dtype = asked.tensors[0][0]
     if dtype in SCALED:
         call = replace(call, op=asked.op, prescale=asked.prescale, postscale=asked.postscale)
@@ -82,7 +82,7 @@ def average_of_half(call: Call, size: int) -> Call:
 
 def collect(transport: HorovodTransport, operation: Running) -> None:
     """Collect the results of an operation; waits if it is not done."""
-    binding, kind = transport.binding, operation.asked.kind
+    binding, kind = transport.binding, operation.request.kind
     outputs: list[Any] = [request.result() for request in operation.requests]
     if operation.name == JOIN:
         operation.last_joined = outputs[0][0]

@@ -12,7 +12,7 @@ from hvdkit_migrate.names import Unclear
 from hvdkit_migrate.script import Script
 
 
-def settle(script: Script, find: Callable[[Script], list[Finding]]) -> tuple[Script, list[Unclear]]:
+def resolve_ambiguity(script: Script, find: Callable[[Script], list[Finding]]) -> tuple[Script, list[Unclear]]:
     """Assign a name its first meaning if all its meanings have the same findings; return the other names too.
 
     find: returns the findings of a script. It is called only for a script with such names.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
-from hvdkit_migrate.ambiguous import report_unclear, settle
+from hvdkit_migrate.ambiguous import report_unclear, resolve_ambiguity
 from hvdkit_migrate.detect import detect, is_for_keras
 from hvdkit_migrate.draft import Draft
 from hvdkit_migrate.files import MigrateError
@@ -17,11 +17,11 @@ from hvdkit_migrate.rules.decisions import agree, wait_for_files
 from hvdkit_migrate.rules.devices import choose_devices, mentions_cuda
 from hvdkit_migrate.rules.foreign import report_by_hand, report_foreign
 from hvdkit_migrate.rules.horovod import rename_imports
-from hvdkit_migrate.rules.keras3 import mend_habits
+from hvdkit_migrate.rules.keras3 import adapt_keras2_habits
 from hvdkit_migrate.rules.keras_fit import distribute_fit
 from hvdkit_migrate.rules.loaders import shard_loaders
 from hvdkit_migrate.rules.optimizers import wrap_optimizers
-from hvdkit_migrate.rules.rank_zero import leave_to_rank_zero
+from hvdkit_migrate.rules.rank_zero import guard_rank_zero
 from hvdkit_migrate.rules.splits import fix_splits
 from hvdkit_migrate.script import Script
 from hvdkit_migrate.training import Training
@@ -61,7 +61,7 @@ def plan(text: str, path: str, kind: str | None = None) -> Plan:
             f"{path}: imports neither torch, keras, tensorflow nor horovod, so there is nothing to migrate. Pass "
             "the training script, or name its kind with --from."
         )
-    script, unclear = settle(script, lambda one: _apply_rules(one, kind).findings)
+    script, unclear = resolve_ambiguity(script, lambda one: _apply_rules(one, kind).findings)
     draft = _apply_rules(script, kind)
     report_unclear(draft, unclear)
     findings = draft.findings
@@ -133,7 +133,7 @@ def _distribute_torch(draft: Draft, *, scale: bool) -> None:
     choose_devices(draft)
     fix_splits(draft)
     agree(draft, training)
-    leave_to_rank_zero(draft)
+    guard_rank_zero(draft)
     advise(draft, training)
 
 
@@ -166,24 +166,24 @@ def _from_horovod(draft: Draft) -> None:
     report_foreign(draft)
     rename_imports(draft)
     if is_for_keras(draft.script):
-        mend_habits(draft)
+        adapt_keras2_habits(draft)
 
 
 def _from_keras(draft: Draft) -> None:
     draft.ready = ready_from(draft.script)
     report_foreign(draft)
-    mend_habits(draft)
+    adapt_keras2_habits(draft)
     distribute_fit(draft)
     fix_splits(draft)
     wait_for_files(draft)
-    leave_to_rank_zero(draft, keras=True)
+    guard_rank_zero(draft, keras=True)
     _begin(draft, "hvdkit.keras", gpu=False)
 
 
 def _from_hvdkit(draft: Draft) -> None:
     draft.is_distributed = True
     if is_for_keras(draft.script):
-        mend_habits(draft)
+        adapt_keras2_habits(draft)
 
 
 def _begin(draft: Draft, module: str, *, gpu: bool) -> None:

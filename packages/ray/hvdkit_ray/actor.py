@@ -15,7 +15,7 @@ from hvdkit.errors import HorovodInternalError, RankLostError
 from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.select import first_place
-from hvdkit_ray.signs import give_signs
+from hvdkit_ray.signs import send_heartbeats
 
 ray = optional_import("ray")
 
@@ -58,9 +58,9 @@ class Rank:
         self._name = ""
         self._gpus = tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
-    def give_signs(self, key: str, pause_s: float) -> None:
+    def send_heartbeats(self, key: str, pause_s: float) -> None:
         """Report under this key that this worker runs, also while its function runs."""
-        give_signs(key, pause_s)
+        send_heartbeats(key, pause_s)
 
     def arrive(self) -> Arrival:
         """Offer a store, and describe this worker."""

@@ -80,7 +80,7 @@ def _ask(workers: Sequence[Worker], start_s: float, pause_s: float) -> list[Work
     return late
 
 
-def find_silent(chosen: Sequence[Worker], elastic_timeout: float) -> Lost:
+def find_dead(chosen: Sequence[Worker], elastic_timeout: float) -> Lost:
     """Query all workers that wait for their ranks at once; returns those that have died or do not answer."""
     limit_s = min(_ANSWER_S, elastic_timeout)
     refs = [worker.ask() for worker in chosen]

@@ -25,7 +25,7 @@ from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
 from hvdkit.log import logger
 from hvdkit.optional_import import optional_import
 from hvdkit_ray.actor import CONCURRENCY_GROUPS, CONTROL, ElasticRank
-from hvdkit_ray.answers import Lost, find_lost_candidates, find_lost_members, find_silent
+from hvdkit_ray.answers import Lost, find_dead, find_lost_candidates, find_lost_members
 from hvdkit_ray.members import Worker, choose_members
 from hvdkit_ray.settings import Demand, Settings
 from hvdkit_ray.workers import first_line, is_death
@@ -128,10 +128,10 @@ class ElasticWorkers:
 
     def _find_lost(self) -> None:
         """Remove workers that block the job."""
-        self._leave_out(find_lost_members(self._members, self._settings))
-        self._leave_out(find_lost_candidates(self._candidates, self._settings))
+        self._remove_workers(find_lost_members(self._members, self._settings))
+        self._remove_workers(find_lost_candidates(self._candidates, self._settings))
 
-    def _leave_out(self, lost: Lost) -> None:
+    def _remove_workers(self, lost: Lost) -> None:
         for worker, error in lost:
             if worker in self._members:
                 self._lose(worker, error)
@@ -254,8 +254,8 @@ class ElasticWorkers:
 
         A node that dies takes several workers with it.
         """
-        lost = find_silent(chosen, self._settings.elastic_timeout)
-        self._leave_out(lost)
+        lost = find_dead(chosen, self._settings.elastic_timeout)
+        self._remove_workers(lost)
         return not lost
 
     def _begin_world(self, chosen: list[Worker], call: Callable[[Any], Any]) -> None:

@@ -27,7 +27,7 @@ def pause_between_signs(limit_s: float) -> float:
     return min(_LONGEST_PAUSE_S, limit_s / _SIGNS)
 
 
-def give_signs(key: str, pause_s: float) -> None:
+def send_heartbeats(key: str, pause_s: float) -> None:
     """Report under this key that this process runs, from now until it ends."""
     threading.Thread(target=_give, args=(key, pause_s), name="hvdkit-signs-of-life", daemon=True).start()
 
@@ -41,7 +41,7 @@ def _give(key: str, pause_s: float) -> None:
         time.sleep(pause_s)
 
 
-class Signs:
+class HeartbeatMonitor:
     """The driver's view of the signs. limit_s: seconds without a sign after which a worker counts as stopped."""
 
     def __init__(self, limit_s: float) -> None:
@@ -57,7 +57,7 @@ class Signs:
         """Start to measure silence from now."""
         self._last = {}
 
-    def find_silent(self, workers: Iterable[int]) -> dict[int, float]:
+    def find_dead(self, workers: Iterable[int]) -> dict[int, float]:
         """Find the workers without a sign for limit_s, with the seconds since their last sign was seen."""
         silent: dict[int, float] = {}
         for worker in workers:

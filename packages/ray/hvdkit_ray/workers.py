@@ -13,7 +13,7 @@ from hvdkit.optional_import import optional_import
 from hvdkit_ray.actor import Arrival, Rank
 from hvdkit_ray.placement import Reservation, reserve
 from hvdkit_ray.settings import Demand, Settings
-from hvdkit_ray.signs import Signs
+from hvdkit_ray.signs import HeartbeatMonitor
 
 ray = optional_import("ray")
 scheduling = optional_import("ray.util.scheduling_strategies")
@@ -34,7 +34,7 @@ class Workers:
         self._demand, self._settings = demand, settings
         self._places: list[str] = []  # of each rank, for messages
         self._numbers: list[int] = []  # of each rank: the number with which its worker was started
-        self._signs = Signs(settings.answer_timeout_s)
+        self._signs = HeartbeatMonitor(settings.answer_timeout_s)
         self._reservation: Reservation | None = reserve(demand, given, settings.placement_group_timeout_s)
         try:
             self._start(env)
@@ -63,7 +63,7 @@ class Workers:
         assert self._reservation is not None
         if not self._numbers:
             for number, actor in enumerate(self.actors):
-                actor.give_signs.remote(self._signs.key(number), self._signs.pause_s)
+                actor.send_heartbeats.remote(self._signs.key(number), self._signs.pause_s)
         refs = [actor.arrive.remote() for actor in self.actors]
         came: list[Arrival] = self._answers(refs, self._reservation.describe)
         arrivals = {arrival.offer.index: arrival for arrival in came}
@@ -142,7 +142,7 @@ class Workers:
 
     def _end_silent(self, ranks: Sequence[int]) -> None:
         """Raise RankLostError, after all actors are ended, if one of these ranks gives no sign of life any more."""
-        silent = self._signs.find_silent([self._numbers[rank] for rank in ranks])
+        silent = self._signs.find_dead([self._numbers[rank] for rank in ranks])
         which = [(rank, silent[self._numbers[rank]]) for rank in ranks if self._numbers[rank] in silent]
         if not which:
             return

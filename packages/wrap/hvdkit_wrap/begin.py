@@ -23,7 +23,7 @@ def start() -> None:
     from hvdkit_wrap.session import open_session
 
     world = read_world()
-    environment.keep_from_children()
+    environment.disable_in_children()
     chosen = environment.show_one_gpu(world.local_rank)
     settings = read_package_config(WrapSettings)
     session = open_session(settings, rank=world.rank, size=world.size)
@@ -32,7 +32,7 @@ def start() -> None:
     if chosen is not None:
         session.report.say("ranks", "each rank sees only its own GPU, as cuda:0")
     seeds.seed_alike(settings.seed)
-    quiet.hush(world.rank)
+    quiet.silence_other_ranks(world.rank)
     sys.meta_path.insert(0, frameworks.RefuseHorovod())
     for name, act in frameworks.ACTS.items():
         after_import(name, act)

@@ -8,7 +8,7 @@ import os
 from hvdkit.visible_gpus import read_visible
 
 
-def keep_from_children() -> None:
+def disable_in_children() -> None:
     """Disable --wrap in the Python processes that this rank starts."""
     os.environ["HVDKIT_WRAP"] = "0"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from hvdkit.log import logger
-from hvdkit_wrap.places import asked_by_hvdkit
+from hvdkit_wrap.places import called_from_hvdkit
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import active, current
 
@@ -34,7 +34,7 @@ class RefuseHorovod:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         """See importlib.abc.MetaPathFinder."""
-        if name == "horovod" and active() and not asked_by_hvdkit():
+        if name == "horovod" and active() and not called_from_hvdkit():
             raise refuse(
                 "the script imports Horovod, so it already trains on several ranks",
                 "Start it with hvdrun --alias-horovod instead of --wrap.",

@@ -11,7 +11,7 @@ import keras
 
 import hvdkit.keras as hvd
 from hvdkit_wrap import keras_data
-from hvdkit_wrap.places import script_line
+from hvdkit_wrap.places import user_callsite
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import current
 
@@ -27,7 +27,7 @@ def fit(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any
     """Call Keras's own fit() with this rank's rows."""
     given = inspect.signature(plain).bind(model, *args, **kwargs).arguments
     del given["self"]
-    session, line = current(), script_line()
+    session, line = current(), user_callsite()
     _check_loss(model)
     with keras_data.split(model, given) as (told, rows):
         given["callbacks"] = _callbacks(model, given.get("callbacks"))

@@ -9,7 +9,7 @@ import keras
 import hvdkit.keras as hvd
 from hvdkit.keras import DistributedOptimizer, init
 from hvdkit_wrap import keras_files, keras_fit
-from hvdkit_wrap.places import asked_by_hvdkit
+from hvdkit_wrap.places import called_from_hvdkit
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import active, current
 
@@ -63,7 +63,7 @@ def _refuse_hvdkit() -> None:
     plain = hvd.init
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        if active() and not asked_by_hvdkit():
+        if active() and not called_from_hvdkit():
             raise refuse(
                 "the script calls hvd.init(), so it already uses hvdkit", "Start it with hvdrun without --wrap."
             )

@@ -15,7 +15,7 @@ _PACKAGES = frozenset(("site-packages", "dist-packages"))
 _STARTUP = _CORE + "startup" + os.sep
 
 
-def script_line() -> str:
+def user_callsite() -> str:
     """Return "train.py:42" for the innermost frame outside of hvdkit and of libraries; "" without such a frame."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -44,7 +44,7 @@ def _short(name: str) -> str:
     return name if path.startswith("..") else path
 
 
-def asked_by_hvdkit() -> bool:
+def called_from_hvdkit() -> bool:
     """Was the current call made by hvdkit, outside of hvdkit.startup, and not by the script?"""
     frame = sys._getframe(1)
     while frame is not None:

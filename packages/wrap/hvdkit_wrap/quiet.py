@@ -11,7 +11,7 @@ from typing import Any
 from hvdkit.startup.after_import import after_import
 
 
-def hush(rank: int) -> None:
+def silence_other_ranks(rank: int) -> None:
     """Silence this rank unless it is rank 0. stderr stays open for errors."""
     if rank == 0:
         return

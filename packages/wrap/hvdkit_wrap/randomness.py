@@ -22,7 +22,7 @@ def read_states() -> dict[str, Any]:
     return states
 
 
-def put_states(states: dict[str, Any]) -> None:
+def set_states(states: dict[str, Any]) -> None:
     """Set the states that another rank has read."""
     random.setstate(states["random"])
     if "numpy" in states:
@@ -39,7 +39,7 @@ def seed_of(states: dict[str, Any], rank: int) -> int:
     return zlib.crc32(rank.to_bytes(4, "little"), zlib.crc32(found))
 
 
-def go_own_way(seed: int) -> None:
+def seed_per_rank(seed: int) -> None:
     """Seed the generators of Python and, if they are loaded, of numpy and torch."""
     random.seed(seed)
     if "numpy" in sys.modules:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdkit.errors import WrapError
-from hvdkit_wrap.places import script_line
+from hvdkit_wrap.places import user_callsite
 
 
 def refuse(what: str, cure: str, *, line: str = "") -> WrapError:
@@ -11,5 +11,5 @@ def refuse(what: str, cure: str, *, line: str = "") -> WrapError:
 
     what: a clause that describes the problem. cure: a sentence. line: of the script; "" for the current line.
     """
-    where = line or script_line()
+    where = line or user_callsite()
     return WrapError(f"hvdrun --wrap: {where + ': ' if where else ''}{what}. {cure}")

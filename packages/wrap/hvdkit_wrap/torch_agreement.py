@@ -13,13 +13,13 @@ from hvdkit_wrap import randomness, torch_begin, torch_models
 _trained = False
 
 
-def settle() -> None:
+def synchronize_ranks() -> None:
     """Synchronize the ranks at the end of an epoch of training; collective."""
     global _trained
     _trained = True
     states: dict[str, Any] = hvd.broadcast_object(randomness.read_states() if hvd.rank() == 0 else {})
     if hvd.rank() != 0:
-        randomness.put_states(states)
+        randomness.set_states(states)
     _check()
     before_evaluation()
 

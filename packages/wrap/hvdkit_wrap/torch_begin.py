@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 import hvdkit.torch as hvd
 from hvdkit.torch import DistributedOptimizer, init
 from hvdkit_wrap import torch_models, torch_steps
-from hvdkit_wrap.places import script_line
+from hvdkit_wrap.places import user_callsite
 from hvdkit_wrap.session import active, current
 
 #: Optimizers that are not wrapped yet.
@@ -86,7 +86,7 @@ def begin() -> None:
 
 def _note(optimizer: torch.optim.Optimizer) -> None:
     global _watch
-    optimizer._hvdkit_line = script_line()  # type: ignore[attr-defined]
+    optimizer._hvdkit_line = user_callsite()  # type: ignore[attr-defined]
     _pending.append(weakref.ref(optimizer))
     if _watch is None:
         _watch = register_module_forward_pre_hook(lambda module, inputs: begin())

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 import hvdkit.torch as hvd
 from hvdkit_wrap import randomness, torch_agreement, torch_begin, torch_progress, torch_weights
-from hvdkit_wrap.places import script_line
+from hvdkit_wrap.places import user_callsite
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import active, current
 from hvdkit_wrap.shares import Share, join_batches, joined_length, plan_share
@@ -87,7 +87,7 @@ def _from_rank_zero(sampler: Any) -> Iterator[list[Any]]:
         chunk = [list(batch) for batch in itertools.islice(own, _CHUNK)]
         chunk, states = hvd.broadcast_object((chunk, randomness.read_states() if first and not number else None))
         if states is not None and not first:
-            randomness.go_own_way(randomness.seed_of(states, hvd.rank()))
+            randomness.seed_per_rank(randomness.seed_of(states, hvd.rank()))
         yield from chunk
         if len(chunk) < _CHUNK:
             return
@@ -124,7 +124,7 @@ class Epoch:
             torch_weights.drop(self._key)
             torch_progress.ended(self._loader)
             self._check_use()
-            torch_agreement.settle()
+            torch_agreement.synchronize_ranks()
             raise
         torch_agreement.trained()
         self._split = self._split or self._shares[self._number].split
@@ -149,7 +149,7 @@ def watch() -> None:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        self.__dict__["_hvdkit_line"] = script_line()
+        self.__dict__["_hvdkit_line"] = user_callsite()
         if active() and self.batch_sampler is not None and not isinstance(self.dataset, IterableDataset):
             self.__dict__["batch_sampler"] = SplitBatches(self.batch_sampler, self.batch_size)
 

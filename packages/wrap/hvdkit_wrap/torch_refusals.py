@@ -11,7 +11,7 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.startup.after_import import after_import
-from hvdkit_wrap.places import asked_by_hvdkit
+from hvdkit_wrap.places import called_from_hvdkit
 from hvdkit_wrap.refusal import refuse
 from hvdkit_wrap.session import active
 
@@ -49,7 +49,7 @@ def _refuse(owner: Any, name: str, what: str, cure: str) -> None:
     plain: Callable[..., Any] = getattr(owner, name)
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        if active() and not asked_by_hvdkit() and sys.is_finalizing() is False:
+        if active() and not called_from_hvdkit() and sys.is_finalizing() is False:
             raise refuse(what, cure)
         return plain(*args, **kwargs)
 

@@ -15,8 +15,8 @@ from planned_job import plan_job
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit_wrap.environment import plan_visible_gpu
-from hvdkit_wrap.places import script_line
-from hvdkit_wrap.randomness import go_own_way, put_states, read_states, seed_of
+from hvdkit_wrap.places import user_callsite
+from hvdkit_wrap.randomness import read_states, seed_of, seed_per_rank, set_states
 from hvdkit_wrap.report import Report
 from hvdkit_wrap.row_sums import find_product
 from hvdkit_wrap.shares import join_batches, joined_length, plan_share
@@ -129,10 +129,10 @@ def test_a_ranks_own_random_numbers_follow_from_rank_zeros_and_can_be_left_again
     before = read_states()
     assert seed_of(before, 1) != seed_of(before, 2)
     expected = (random.random(), torch.rand(1))
-    put_states(before)
-    go_own_way(seed_of(before, 1))
+    set_states(before)
+    seed_per_rank(seed_of(before, 1))
     assert (random.random(), torch.rand(1)) != expected
-    put_states(before)
+    set_states(before)
     assert (random.random(), torch.rand(1)) == expected
 
 
@@ -163,8 +163,8 @@ def test_flags_of_wrap_go_with_it() -> None:
 )
 def test_a_package_of_another_environment_is_not_taken_for_the_script(library: str) -> None:
     """As in a virtual environment that uses the packages of the system's Python."""
-    inner: dict[str, object] = {"script_line": script_line}
-    exec(compile("def call():\n    return script_line()", library, "exec"), inner)
+    inner: dict[str, object] = {"user_callsite": user_callsite}
+    exec(compile("def call():\n    return user_callsite()", library, "exec"), inner)
     outer = {"call": inner["call"]}
     exec(compile("\n\nseen = call()", "train.py", "exec"), outer)
     assert outer["seen"] == "train.py:3"

@@ -21,7 +21,7 @@ _RENAMED = {"nb_epoch": "epochs", "nb_val_samples": "validation_steps"}
 _GONE_METHODS = {"predict_classes": "model.predict(x).argmax(axis=-1)", "predict_proba": "model.predict(x)"}
 
 
-def mend_habits(draft: Draft) -> None:
+def adapt_keras2_habits(draft: Draft) -> None:
     """Rewrite code of Keras 2 for Keras 3."""
     _mend_imports(draft)
     _mend_optimizers(draft)

@@ -37,7 +37,7 @@ _SAVING = ("save_pretrained", "save_weights", "summary", "savefig", "to_csv")
 _INNER = ("Dataset", "Sampler", "Module", "Function", "Callback", "Sequence", "PyDataset")
 
 
-def leave_to_rank_zero(draft: Draft, *, keras: bool = False) -> None:
+def guard_rank_zero(draft: Draft, *, keras: bool = False) -> None:
     """Put prints and saves under `if hvd.rank() == 0`, and show progress bars there only."""
     for block in _blocks(draft):
         group: list[cst.SimpleStatementLine] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hvdkit.errors import TransportError
-from hvdkit.transport.polling import look
+from hvdkit.transport.polling import check_wait
 
 Answer = TypeVar("Answer")
 
@@ -19,7 +19,7 @@ _EXIT_S = 1.0  # timeout of all calls still in progress when Python ends
 _asking: set[threading.Thread] = set()
 
 
-def ask_rank_0(store: Any, call: Callable[..., Answer], *arguments: Any, deadline: float) -> Answer:
+def request_from_rank_0(store: Any, call: Callable[..., Answer], *arguments: Any, deadline: float) -> Answer:
     """Call a method of rank 0's store; see wait_for_store()."""
     return wait_for_store(f"{store.host}:{store.port}", call, *arguments, deadline=deadline)
 
@@ -54,7 +54,7 @@ def wait_for_store(
     _asking.add(thread)
     thread.start()
     while not over.wait(_LOOK_S):
-        look()
+        check_wait()
         waited = time.monotonic() - began
         if waited > _ANSWER_S and began + waited > deadline:
             raise TransportError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hvdkit.config import Config
-from hvdkit.engine.observe.stall import describe_stacks, tell_command
+from hvdkit.engine.observe.stall import describe_stacks, report_command
 from hvdkit.log import logger
 
 _ANSWER_S = 1.0  # how long rank 0 waits for the ranks' replies about their progress
@@ -21,7 +21,7 @@ _MOST_STACKS = 8
 _AFTERWARDS = "These ranks can do no more operations until all of them have called hvd.shutdown() and hvd.init()."
 
 
-class Place(NamedTuple):
+class StepProgress(NamedTuple):
     """The progress of a rank.
 
     ended: the number of its last step that has ended.
@@ -54,11 +54,11 @@ class _Slow:
     reported: set[int] = field(default_factory=set)
     reported_s: float = 0.0
     asked_s: float = 0.0
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, StepProgress] = field(default_factory=dict)
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-class StepBooks:
+class FailureDetector:
     """The steps of the ranks of an engine.
 
     size: number of ranks.
@@ -81,7 +81,7 @@ class StepBooks:
         self._slow: dict[int, _Slow] = {}
         self.stopped = False
 
-    def hear(self, rank: int, content: tuple[Any, ...]) -> None:
+    def on_message(self, rank: int, content: tuple[Any, ...]) -> None:
         """Handle a message from a rank."""
         what, *rest = content
         if what == "failed":
@@ -91,7 +91,7 @@ class StepBooks:
         elif what == "left":
             self._left.add(rank)
             for number in list(self._failed):
-                self._settle(number)
+                self._resolve(number)
         elif what == "slow":
             number, label, begun, seconds = rest
             slow = self._slow.setdefault(number, _Slow(label, time.monotonic() - seconds))
@@ -114,11 +114,11 @@ class StepBooks:
         begun, _, why = next(iter(failed.values()))
         if begun < 0 or any(other != begun for other, _, _ in failed.values()):
             self._stop(why)
-        elif not self._settle(number) and first:
+        elif not self._resolve(number) and first:
             for peer in range(self._size):
                 self._send(peer, ("failing", number, begun, why))
 
-    def _settle(self, number: int) -> bool:
+    def _resolve(self, number: int) -> bool:
         """Let the ranks go on if a step has failed on all ranks that have not left. Returns False otherwise."""
         failed = self._failed[number]
         if len(self._left | failed.keys()) < self._size:
@@ -135,7 +135,7 @@ class StepBooks:
             for peer in reversed(range(self._size)):
                 self._send(peer, ("stop", f"{why.rstrip('.')}. {_AFTERWARDS}"))
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report a step that takes too long, or end it; called at intervals."""
         if not self._slow or self.stopped:
             return
@@ -162,7 +162,7 @@ class StepBooks:
             self._stop(f"{report}It was aborted after stall_shutdown_s={self._shutdown_s:g} s")
         else:
             slow.reported_s = seconds
-            logger.warning("%s%s", report, tell_command())
+            logger.warning("%s%s", report, report_command())
 
     def _progressed(self, slow: _Slow) -> bool:
         """Has any rank ended a step or begun a collective since the query before?"""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.torch.plain_copies import PlainCopies
+from hvdkit.torch.picklable_as_plain import PicklableAsPlain
 from hvdkit.torch.sync import GradientSync
 
 
-class Wrapped(PlainCopies):
+class DistributedOptimizerMixin(PicklableAsPlain):
     """Mixin of wrapped optimizers; its methods precede those of the optimizer's own class."""
 
     # Defaults for an instance that a script makes of the class itself, which is a plain optimizer.
@@ -106,7 +106,7 @@ class Wrapped(PlainCopies):
 
 
 # torch wraps step() of each class without this mark in its step hooks; the wrapped class already has them.
-Wrapped.step.hooked = True  # type: ignore[attr-defined]
+DistributedOptimizerMixin.step.hooked = True  # type: ignore[attr-defined]
 
 
 def number_parameters(param_groups: Sequence[Mapping[str, Any]]) -> list[list[tuple[str, torch.nn.Parameter]]]:

@@ -13,7 +13,7 @@ from hvdkit.transport.buckets import Buckets, BucketSpec
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketMemory:
     """The device and settings of a sharded optimizer's buckets.
 
     open_buckets: see Transport.open_buckets(). settings: of the plan; the same for gradients and parameters.
@@ -25,10 +25,10 @@ class Place:
     device: OnDevice | None = None
 
 
-def place_on_host(group: Group) -> Place:
-    """Return the Place of buckets in the memory of the group's transport, with the user's settings."""
+def memory_on_host(group: Group) -> BucketMemory:
+    """Return the BucketMemory of buckets in the memory of the group's transport, with the user's settings."""
     settings = settings_of(runtime.runtime("A sharded optimizer").config)
-    return Place(group.transport.open_buckets, settings)
+    return BucketMemory(group.transport.open_buckets, settings)
 
 
 def may_be_in_place(group: Group) -> bool:

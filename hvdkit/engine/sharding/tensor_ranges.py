@@ -9,7 +9,7 @@ from hvdkit.engine.planned.plan import Plan, Slot
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorRange:
     """Consecutive elements of one tensor that belong to one rank.
 
     tensor: index of the tensor in the plan.
@@ -26,10 +26,10 @@ class Piece:
     start: int
 
 
-def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[Piece]:
+def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[TensorRange]:
     """Return the pieces within a rank's shards. shards: (start, stop) in each bucket, elements of its memory."""
     return [
-        Piece(slot.tensor, slot.offset, slot.stop - slot.start, index, slot.start)
+        TensorRange(slot.tensor, slot.offset, slot.stop - slot.start, index, slot.start)
         for index, (bucket, shard) in enumerate(zip(plan.buckets, shards, strict=True))
         for slot in _within(bucket.slots, *shard)
     ]

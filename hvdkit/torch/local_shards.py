@@ -14,7 +14,7 @@ from hvdkit.torch.layout import Named
 _MODULE = "torch.distributed.tensor"  # nothing is a DTensor before it is imported
 
 
-class OwnPart:
+class LocalDTensorView:
     """This rank's shard of a parameter: the local tensor, with the shard of the gradient as its `grad`."""
 
     def __init__(self, parameter: Any) -> None:
@@ -82,9 +82,9 @@ def find_part(thing: Any) -> bool:
     return any(_is_cut(each) or hasattr(each, "_hvdkit_part") for each in parameters)
 
 
-def own_parts(named: Named) -> Named:
+def local_shards(named: Named) -> Named:
     """Return the same parameters, with a DTensor replaced by this rank's shard."""
-    return [(name, OwnPart(each) if _is_cut(each) else each) for name, each in named]  # type: ignore[misc]
+    return [(name, LocalDTensorView(each) if _is_cut(each) else each) for name, each in named]  # type: ignore[misc]
 
 
 def check_not_sharded(named: Named, ranks: Collection[int]) -> None:

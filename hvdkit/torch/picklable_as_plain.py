@@ -18,7 +18,7 @@ _newobj = copyreg.__newobj__  # type: ignore[attr-defined]
 _COMMUNICATING = ("step", "zero_grad", "synchronize", "state_dict", "load_state_dict", "add_param_group")
 
 
-class PlainCopies:
+class PicklableAsPlain:
     """Mixin that makes copies and pickles of an optimizer those of its own class, without the mixin.
 
     A copy takes part in no collective, so a single rank may make it, and a pickle can be loaded without hvdkit. The own
@@ -51,7 +51,7 @@ class PlainCopies:
 
 def change_class(
     optimizer: torch.optim.Optimizer,
-    mixin: type[PlainCopies],
+    mixin: type[PicklableAsPlain],
     parameter_names: Mapping[torch.nn.Parameter, str],
     attributes: Mapping[str, Any],
 ) -> None:
@@ -73,12 +73,12 @@ def change_class(
 def own_class(optimizer: Any) -> type[torch.optim.Optimizer]:
     """Return the optimizer's class before it was wrapped."""
     kind = type(optimizer)
-    return kind._hvdkit_own_class if issubclass(kind, PlainCopies) else kind
+    return kind._hvdkit_own_class if issubclass(kind, PicklableAsPlain) else kind
 
 
 def is_wrapped(optimizer: Any) -> bool:
     """Return whether the optimizer was wrapped; a script's own instance of a wrapped optimizer's class was not."""
-    return isinstance(optimizer, PlainCopies) and "_parameter_names" in vars(optimizer)
+    return isinstance(optimizer, PicklableAsPlain) and "_parameter_names" in vars(optimizer)
 
 
 def _plain(optimizer: Any) -> Any:

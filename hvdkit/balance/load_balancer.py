@@ -1,4 +1,4 @@
-"""MeasuredShares: divides the batches of one optimizer by the speeds that the ranks measure and exchange."""
+"""LoadBalancer: divides the batches of one optimizer by the speeds that the ranks measure and exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdkit.balance.shares import Balance, Plans, Shares, part_of_batch
 from hvdkit.engine.api import CollectiveCaller, Seconds, Transport, as_buffer
 
 
-class MeasuredShares:
+class LoadBalancer:
     """The division of batches among the ranks of one optimizer; it changes on all of them alike.
 
     who: the user's class, for messages.
@@ -114,7 +114,7 @@ class MeasuredShares:
         self._measured.clear()
         mine = np.array([statistics.median(row_s) if row_s else math.nan, *self._position()], np.float64)
         known = transport.allgather(as_buffer(mine), [3] * transport.size).array.reshape(-1, 3)
-        if self._balance.hear(known[:, 0].tolist()):
+        if self._balance.add_times(known[:, 0].tolist()):
             self._plans.change(max((int(iteration), int(batch)) for _, iteration, batch in known), self._balance.plan)
 
 

@@ -13,7 +13,7 @@ from hvdkit.engine.request import ReduceOptions
 from hvdkit.transport.buffer import Buffer
 
 
-class Presence:
+class UsedMaskExchange:
     """Finds in each step the tensors without a gradient on any rank, and notifies joined ranks of the step.
 
     It is a plan of tensors without elements: only their used masks are reduced. Opened, and closed, by all ranks
@@ -35,7 +35,7 @@ class Presence:
         """Register a function that a joined rank calls for each tell() of the other ranks; None for no function."""
         self._reducer.on_zero_round = take_part
 
-    def tell(self, missing: frozenset[int]) -> Collection[int]:
+    def exchange(self, missing: frozenset[int]) -> Collection[int]:
         """Return the tensors without a gradient on any rank; none if this rank has all gradients. Collective.
 
         missing: the tensors without a gradient on this rank.

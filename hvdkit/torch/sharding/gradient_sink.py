@@ -1,4 +1,4 @@
-"""TorchReceiver: stores this rank's gradient shards, for shard="gradients" (ZeRO-2)."""
+"""TorchGradientSink: stores this rank's gradient shards, for shard="gradients" (ZeRO-2)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer, as_buffer
 
 
-class TorchReceiver:
-    """See Receiver. Gradients are freed after they were copied; `grad` is a ShardedGradient after the reduction.
+class TorchGradientSink:
+    """See GradientSink. Gradients are freed after they were copied; `grad` is a ShardedGradient after the reduction.
 
     together: runs an action of a kind on all ranks; set before the first step.
     """
@@ -61,12 +61,12 @@ class TorchReceiver:
                 parameter.grad = self._gradients[index]
 
     def release(self, tensor: int) -> None:
-        """See Receiver.release. A gradient of an earlier round stays, as in torch, until zero_grad()."""
+        """See GradientSink.release. A gradient of an earlier round stays, as in torch, until zero_grad()."""
         if self._source is not None and not isinstance(self._source.parameters[tensor].grad, ShardedGradient):
             self._source.release(tensor)
 
     def receive(self, bucket: int, memory: Buffer) -> None:
-        """See Receiver.receive."""
+        """See GradientSink.receive."""
         numbers = as_tensor(memory)
         for start, one in self._slices.get(bucket, ()):
             assert one.received is not None
@@ -75,7 +75,7 @@ class TorchReceiver:
             one.received.copy_(numbers[start : start + one.count])
 
     def received(self, unused: Collection[int]) -> None:
-        """See Receiver.received."""
+        """See GradientSink.received."""
         self.changed()
         assert self._source is not None
         for index, parameter in enumerate(self._source.parameters):

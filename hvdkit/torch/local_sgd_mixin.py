@@ -10,14 +10,14 @@ import torch
 
 from hvdkit.engine.reduce_op import Average
 from hvdkit.strategies.periodic import PeriodicAverage
+from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin
 from hvdkit.torch.reduce import grouped_allreduce_
 from hvdkit.torch.state import map_nested
-from hvdkit.torch.wrapped import Wrapped
 
 _KEY = "periodic_average"
 
 
-class PeriodicWrapped(Wrapped):
+class LocalSGDMixin(DistributedOptimizerMixin):
     """Mixin of LocalSGD() and DiLoCo(); its methods precede those of the optimizer's own class."""
 
     #: Tensors that synchronize_parameters() averages besides the parameters.
