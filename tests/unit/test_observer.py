@@ -48,7 +48,7 @@ def recording() -> Iterator[None]:
 
 def test_a_round_without_numbers_is_not_counted_as_a_reduction() -> None:
     before = COUNTER.rounds
-    for nbytes in ((8, 8), (0, 0)):  # the second one as Presence has it
+    for nbytes in ((8, 8), (0, 0)):  # the second one as UsedMaskExchange has it
         play(PlanObserver(dataclasses.replace(FACTS, nbytes=nbytes), NAMES), 0)
     assert COUNTER.rounds == before + 1
 

@@ -146,7 +146,7 @@ class _ScatterSource:
 
 
 class _NoMasks:
-    """Masks that do nothing: after a reduce-scatter no rank has a whole mask, so Presence exchanges them instead."""
+    """Masks that do nothing: after a reduce-scatter no rank has a whole mask, so UsedMaskExchange does it."""
 
     def mark(self, _: int, __: frozenset[int], /) -> None:
         pass
