@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -194,7 +194,9 @@ class GradientSync:
 
     def _drop_cleared(self, arrived: int) -> None:
         """Restart the window if its gradients were cleared without zeroed()."""
-        if (self._done_passes or self._summed) and self._cleared.all_of(self._summed or self._written, arrived):
+        if (self._done_passes or self._written or self._summed) and self._cleared.all_of(
+            self._summed or self._written, arrived
+        ):
             self._drop_window()
         if self._passes > 1 or not self.strategy.repeatable:
             self._cleared.watch(arrived)
@@ -226,9 +228,7 @@ class GradientSync:
         if unseen and self._reduced:
             return
         if not self._postponed:  # gradients of a window cut short may have been cleared since
-            gone = {index for index in self._written if self._named[index][1].grad is None}
-            self._written -= gone
-            self._source.written -= {self._position[index] for index in gone if index in self._position}
+            self._count_as_written(index for index in self._written if self._named[index][1].grad is not None)
         if unseen:  # set by hand, or only other ranks have gradients
             self._find_gradients()
         self._reduce_window()
@@ -236,7 +236,10 @@ class GradientSync:
     def _find_gradients(self) -> None:
         """Count all existing gradients as written. Raises ValueError as _begin_task() does."""
         self._planned.check()
-        self._written = {index for index, (_, parameter) in enumerate(self._named) if parameter.grad is not None}
+        self._count_as_written(index for index, (_, parameter) in enumerate(self._named) if parameter.grad is not None)
+
+    def _count_as_written(self, indices: Iterable[int]) -> None:
+        self._written = set(indices)
         self._source.written = {self._position[index] for index in self._written if index in self._position}
 
     def _reduce_window(self) -> None:
@@ -256,11 +259,9 @@ class GradientSync:
         self.strategy.before_step()
         self._source.restore_sparse()
 
-    def _begin_window(self) -> None:
-        self._written.clear()
-        self._source.written.clear()
-        self._done_passes = 0
-        self._postponed = False
+    def _begin_window(self, written: Iterable[int] = ()) -> None:
+        self._count_as_written(written)
+        self._done_passes, self._postponed = 0, False
 
     def _attach_if_changed(self) -> None:
         """Attach the strategy anew if parameters were added or unfrozen, on all ranks alike; collective."""
@@ -312,12 +313,13 @@ class GradientSync:
     def zeroed(self) -> None:
         """Drop the accumulated gradients, because the user has cleared the gradients."""
         self._check_interrupted()
-        self._drop_window()
+        zeros = {index for index in self._written if self._named[index][1].grad is not None}
+        self._drop_window(zeros)  # ranks that had no gradient in this window get zeros too
 
-    def _drop_window(self) -> None:
+    def _drop_window(self, written: Iterable[int] = ()) -> None:
         if self._postponed:
             self.strategy.cancel()
-        self._begin_window()
+        self._begin_window(written)
         self._summed.clear()
         self._reduced = False
 
