@@ -363,7 +363,7 @@ import sys, time
 from hvdkit.errors import TransportError
 from hvdkit.transport.gloo import store_timeout
 from hvdkit.transport.gloo.library import join_store
-asking._ANSWER_S = 0.1
+store_timeout._ANSWER_S = 0.1
 try:
     join_store("127.0.0.1", int(sys.argv[1]), 0.2)
 except TransportError as error:
