@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_fit
 
-prints the constants that hvdkit/tools/plan/layout.py holds, and the errors. The fit is the least squares of log
+prints the constants that hvdkit_planner/layout.py holds, and the errors. The fit is the least squares of log
 errors, and of the distance from what data sheets and common measurements of A100s say: sizes of up to 2048 alone do not
 determine all constants that larger models need. Runs count the more, the nearer they are to the fastest of their job,
 and combinations of width, tp and micro-batch that have few runs more than others: by cross-validation in the fitted

@@ -61,7 +61,7 @@ def label_rank(rank: int, job_rank: int | None) -> str:
 def describe_death(rank: int, host: str, job_rank: int | None = None) -> str:
     """Describe the death of a process. rank: its number in the whole world. job_rank: see World."""
     return (
-        f"Rank {label_rank(rank, job_rank)} on host {host} has died: it raised an error (see its output), was killed, "
+        f"Rank {label_rank(rank, job_rank)} on host {host} has died: it raised an error, was killed, "
         "crashed, ran out of memory or called os._exit(). See its output, or the system log of that host."
     )
 

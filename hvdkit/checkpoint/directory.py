@@ -114,7 +114,7 @@ class CheckpointDirectory:
         except OSError as error:
             logger.warning(
                 "The new checkpoint is saved, but the old one %s cannot be removed: %s. Remove it yourself.",
-                *(folder, error),
+                *(removed if removed.exists() else folder, error),
             )
 
     def _temporary(self) -> Path:

@@ -1,4 +1,4 @@
-"""A server: a thread of a rank that receives numbers from all ranks, and answers each when its Service decides so.
+"""A server: a thread of a rank that receives numbers from all ranks, and answers each when its RequestHandler says so.
 
 Messages are sent by a transport, so they work alike over MPI, over Gloo and inside a host. Each server has its own
 transport, which only one thread of a process uses: on the server's rank the server's thread, on other ranks the

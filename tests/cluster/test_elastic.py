@@ -98,7 +98,7 @@ def test_a_stopped_agent_of_another_host_is_outlived(lab: Lab) -> None:
         result = outcome(job, 150)
     assert result["sizes"] == [3, 2] and result["alike"], result["said"]
     assert result["summary"] == pytest.approx(reference(1500), abs=1e-12)
-    assert "rank 2 on node3 was lost: its agent has not answered for 10 s" in str(result["said"])
+    assert "rank 2 on node3 was lost: its agent has not answered for 15 s" in str(result["said"])
 
 
 def test_mpirun_does_not_end_the_job_as_it_hears_nothing_of_a_host(lab: Lab) -> None:

@@ -129,6 +129,26 @@ def test_an_agent_that_continues_in_time_is_not_given_up() -> None:
     assert not job.ranks.lost
 
 
+def test_a_job_whose_other_ranks_run_on_is_not_ended_for_an_agent_that_waits_for_a_file_system() -> None:
+    job = Job()
+    job.end(0)
+    job.agents[1].stopped = True
+    job.run(600)
+    assert job.said == [REPORT] and not job.ranks.lost
+    job.agents[2].stopped = True  # nothing answers any more, as if all had been stopped
+    job.run(60)
+    assert job.ranks.lost
+
+
+def test_a_short_patience_comes_after_the_report_with_the_cure() -> None:
+    job = Job(agents_may_stop_s=1)
+    job.agents[1].stopped = True
+    job.run(4 * PROBE_S)
+    assert job.said == [REPORT] and not job.ranks.lost
+    job.run(PROBE_S)
+    assert job.ranks.lost == [1]
+
+
 def test_an_elastic_job_gives_a_stopped_agent_up_after_its_patience_at_any_time() -> None:
     job = Job(agents_may_stop_s=60)
     job.agents[1].stopped = True

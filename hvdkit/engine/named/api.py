@@ -93,7 +93,7 @@ class Engine(ABC):
     def submit(self, name: str, request: OperationRequest, buffers: Sequence[Buffer]) -> Operation:
         """Begin an operation; it is done some time after every rank has begun it.
 
-        name: of the operation. asked: this rank's request. buffers: the caller must not touch them until the operation
+        name: of the operation. request: this rank's. buffers: the caller must not touch them until the operation
         is done.
         Raises DuplicateNameError if an operation of this name is still under way here, HorovodInternalError if the
         engine has failed, TypeError for an operation that the engine does not support for a dtype.
@@ -106,7 +106,7 @@ class Engine(ABC):
         """Begin an operation and return when it is done. Raises the operation's error, and what submit() raises.
 
         name: of the operation.
-        asked: this rank's request.
+        request: this rank's.
         buffers: see Operation.
         action: see Operation.
         """

@@ -116,7 +116,7 @@ class Ready(NamedTuple):
     """The answer to an operation that all ranks have announced: execute it now.
 
     name: of the operation.
-    asked: the request of one of the ranks.
+    request: that of one of the ranks.
     rows: of each rank; for an allgather the first dimension of each tensor, for an alltoall the splits.
     joined: ranks that take part with zeros.
     number: the number by which ranks announce the operation from now on; -1 for none, and for an operation that was
@@ -162,7 +162,7 @@ class Operation:
     """One rank's state of a named operation.
 
     name: of the operation.
-    asked: this rank's request.
+    request: this rank's.
     buffers: contiguous, one a tensor; read, and overwritten by allreduce and broadcast.
     action: runs instead of a collective; if it raises the same error on all ranks, the engine goes on.
     results: in new memory, of the kinds that do not overwrite their buffers.

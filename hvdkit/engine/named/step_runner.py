@@ -113,7 +113,9 @@ class StepRunner:
         finally:
             watch_waits(outer)
             self._ended, self._work = self._number, None  # the work's owner, such as an optimizer, may be freed
-            if self._reported == self._number or self._failing is not None:  # a later message is handled by hear()
+            if (
+                self._reported == self._number or self._failing is not None
+            ):  # a later message is handled by on_message()
                 self._tell_of_end()
         return None
 

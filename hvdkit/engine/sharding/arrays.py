@@ -152,7 +152,7 @@ class _Gradients(ArraySource):
 
 
 class _Shard:
-    """The Receiver and Shards of arrays: records this rank's pieces, and copies their gradients."""
+    """The GradientSink and OptimizerShards of arrays: records this rank's ranges, and copies their gradients."""
 
     in_place = True
 

@@ -1,4 +1,4 @@
-"""The ranges of tensors in a rank's shards of buckets, as data: a Piece is a range of one tensor in a shard."""
+"""The ranges of tensors in a rank's shards of buckets, as data."""
 
 from __future__ import annotations
 

@@ -7,8 +7,11 @@ at the end, and fails as a disagreement if a rank waits in that reduction. A ran
 
 from __future__ import annotations
 
+import contextlib
+
 from hvdkit.engine.named.api import Engine
 from hvdkit.engine.named.operation import OperationRequest
+from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.polling import Backoff
 
 _USED = ".used"  # ends the name of a plan that belongs to another one
@@ -34,30 +37,33 @@ class EpochEnd:
         """
         engine = self._engine
         rounds = engine.joining.rounds
-        trained = {
-            name: plan
-            for name, plan in sorted(engine.joining.plans.items())
-            if plan.next_wait and rounds[name] > self._before.get(name, 0)
-        }
-        steps = {rounds[name] - self._before.get(name, 0) for name in trained if not name.endswith(_USED)}
-        if len({name.removesuffix(_USED) for name in trained}) != 1 or not steps:
+        # By the rounds, which all ranks count alike: plans are gone once a rank has collected their optimizer.
+        steps = {name: count - self._before.get(name, 0) for name, count in sorted(rounds.items())}
+        changed = [name for name, count in steps.items() if count > 0]
+        trained = {name: plan for name in changed if (plan := engine.joining.plans.get(name)) and plan.next_wait}
+        own = [steps[name] for name in changed if not name.endswith(_USED)]
+        if len({name.removesuffix(_USED) for name in changed}) != 1 or not own or not trained:
             return
         request = OperationRequest(
-            f"the end of epoch {epoch} of fit() after {steps.pop()} steps (other ranks have more: give every rank the "
+            f"the end of epoch {epoch} of fit() after {own[0]} steps (other ranks have more: give every rank the "
             "same number, with steps_per_epoch or hvd.shard())",
             (),
         )
         names = [plan.next_wait for plan in trained.values()]
         operations = [engine.submit(name, request, ()) for name in names]
         backoff = Backoff(engine.transport.check)
-        while not all(operation.done for operation in operations):
-            failed = next((operation.error for operation in operations if operation.error is not None), None)
-            if failed is not None:
-                for name in names:
-                    engine.withdraw(name)
-                raise failed
-            if not engine.drive():
-                backoff.pause()
+        try:
+            while not all(operation.done for operation in operations):
+                failed = next((operation.error for operation in operations if operation.error is not None), None)
+                if failed is not None:
+                    raise failed
+                if not engine.drive():
+                    backoff.pause()
+        finally:  # also after Ctrl-C: a later wait has the same name
+            for name, operation in zip(names, operations, strict=True):
+                if not operation.done:
+                    with contextlib.suppress(HorovodInternalError):
+                        engine.withdraw(name)
         for operation in operations:
             if operation.error is not None:
                 raise operation.error

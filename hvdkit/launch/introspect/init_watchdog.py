@@ -64,10 +64,14 @@ class InitWaits:
         return InitWait(waited_s, tuple(sorted(present)), tuple(missing), over, bool(part), ended)
 
     def _find_ended(self, missing: Iterable[int]) -> tuple[int, ...]:
-        """Return the missing ranks that have ended, and were never in a world: the wait has no end without them."""
+        """Return the missing ranks that have ended without a failure, which ends the job anyway, or a world before.
+
+        The wait has no end without them.
+        """
         states = self._ranks.states
         known = sorted(rank for rank in missing if self._fixed and rank in states)
-        return tuple(rank for rank in known if states[rank].end is not None and not states[rank].joined)
+        ends = {rank: states[rank].end for rank in known if not states[rank].joined}
+        return tuple(rank for rank, end in ends.items() if end is not None and end.code == 0)
 
     def _waits(self) -> list[tuple[float, list[int]]]:
         """Return the seconds until each wait is due, and its ranks in the order of their calls."""
@@ -148,7 +152,8 @@ class InitWatchdog:
         if not wait.over:
             for line in lines:
                 self._say(line)
-        elif any(state.init_call is not None for state in self._ranks.states.values()):  # they may have joined
+        elif any(state.init_call is not None for state in self._ranks.states.values()) and not self._ranks.failures:
+            # They may have joined since.
             why = f"after {wait.seconds:.0f} s (--stall-shutdown-s)"
             if wait.ended:
                 why = f"because {_name(wait.ended, self._ranks)} cannot call it any more"

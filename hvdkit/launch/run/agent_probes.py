@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hvdkit.launch.agent import wire
-from hvdkit.launch.run.stopped import find_limit_s
+from hvdkit.launch.run.stopped import KILL_S
 from hvdkit.launch.state.authenticated_server import Channel
 from hvdkit.launch.state.ranks import Phase, Ranks, name_rank
 
@@ -62,13 +62,23 @@ class AgentProbes:
         if not unanswered_s:
             channel.send(wire.PROBE)
         self._checks[rank] += 1
-        limit_s = find_limit_s(self._ranks, self._agents_may_stop_s)
+        limit_s = self._find_limit_s()
         if 0 < limit_s < unanswered_s:
             self._ranks.give_up(rank, unanswered_s)
             channel.abort()
         elif unanswered_s >= _REPORT_S and rank not in self._reported:
             self._reported.add(rank)
             self._say(self._describe(rank, unanswered_s))
+
+    def _find_limit_s(self) -> float:
+        """Find how long an agent may leave a probe unanswered, in seconds; 0 for no limit.
+
+        An agent that waits for a file system does not answer either, so a job whose ranks run on is not ended for it.
+        """
+        if self._agents_may_stop_s:
+            return max(self._agents_may_stop_s, _REPORT_S)  # the report, with the cure, comes first
+        silent = all(checks * PROBE_S >= _REPORT_S for checks in self._checks.values())
+        return KILL_S if self._ranks.training_ended or (self._ranks.ended and silent) else 0.0
 
     def _describe(self, rank: int, unanswered_s: float) -> str:
         who, state = name_rank(self._ranks, rank), self._ranks.states[rank]

@@ -11,7 +11,7 @@ from hvdkit.launch.agent.session_reaper import read_process
 from hvdkit.launch.state.ranks import Ranks, name_rank
 
 LOOK_S = 2.0
-_KILL_S = 30.0  # at the end of a job
+KILL_S = 30.0  # at the end of a job
 
 
 class StoppedProcesses:
@@ -69,7 +69,7 @@ def find_limit_s(ranks: Ranks, may_stop_s: float) -> float:
 
     may_stop_s: the limit if the job has one for such processes; else they have one at the end of the job only.
     """
-    return may_stop_s or (_KILL_S if ranks.ended or ranks.training_ended else 0.0)
+    return may_stop_s or (KILL_S if ranks.ended or ranks.training_ended else 0.0)
 
 
 def _read_stat(pid: int) -> list[str]:

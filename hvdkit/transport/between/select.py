@@ -165,13 +165,13 @@ class BetweenHosts:
 
     def pick(self, dtype: str, nbytes: int, wish: str = "auto") -> str:
         """Return the algorithm for a sum of `nbytes` bytes on the wire. wish: for this sum; overrides `algorithm`."""
-        supported_for = self.supported_for(dtype)
-        for asked in (wish, self.algorithm):
-            if asked in supported_for:
-                return asked
+        supported = self.supported_for(dtype)
+        for preferred in (wish, self.algorithm):
+            if preferred in supported:
+                return preferred
         if self.measured is None or self.algorithm != "auto":
             return "pieces"
-        return self.measured.fastest(nbytes, supported_for)
+        return self.measured.fastest(nbytes, supported)
 
     def find_candidates(self, dtypes: Iterable[str], nbytes: int) -> list[str]:
         """Return the algorithms, with "auto", that may be fastest for sums of about `nbytes` in these wire dtypes."""

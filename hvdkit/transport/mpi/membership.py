@@ -12,7 +12,7 @@ from hvdkit.transport.mpi import ulfm
 from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
 from hvdkit.transport.mpi.library import applied_cid_workaround, call_mpi, load_mpi, own_comm, revoke_all, revoke_comm
 from hvdkit.transport.mpi.spawn import Spawn
-from hvdkit.transport.mpi.ulfm import MembershipPolicy
+from hvdkit.transport.mpi.ulfm import StartedGroup
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,7 +113,7 @@ class StartedRanks:
 
     def take_in(self, starters: Sequence[int]) -> None:
         own = () if self.spawn is None else (self.spawn.bridge, self.spawn.count)
-        ulfm.grow([MembershipPolicy(starter, *(own if starter == self._comm.rank else ())) for starter in starters])
+        ulfm.grow([StartedGroup(starter, *(own if starter == self._comm.rank else ())) for starter in starters])
 
     def forget(self) -> None:
         self._given_up = True

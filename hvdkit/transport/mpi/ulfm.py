@@ -38,7 +38,7 @@ _LOOK_S = 0.02
 _BACK_S = 1.0
 
 
-class MembershipPolicy(NamedTuple):
+class StartedGroup(NamedTuple):
     """New ranks of a host that were started together and are ready.
 
     starter: the rank that has started them, the first of that host. bridge: on the starter, the communicator whose last
@@ -93,11 +93,11 @@ def _join(bridge: MPI.Intracomm) -> MPI.Intracomm:
     others = call_mpi("MPI_Intercomm_create", together.Create_intercomm, 0, bridge, 0, _MEET_TAG)
     comm = _merge(others, joins=True)
     for starter in json.loads(data):
-        comm = _meet(comm, MembershipPolicy(starter))
+        comm = _meet(comm, StartedGroup(starter))
     return comm
 
 
-def _meet(comm: MPI.Intracomm, arrivals: MembershipPolicy) -> MPI.Intracomm:
+def _meet(comm: MPI.Intracomm, arrivals: StartedGroup) -> MPI.Intracomm:
     """Make a communicator of the ranks of `comm` followed by new ranks; collective among the ranks of `comm`."""
     bridge = arrivals.bridge if arrivals.bridge is not None else load_mpi().COMM_SELF  # only the starter's is used
     new = bridge.size - arrivals.amount
@@ -141,7 +141,7 @@ def is_so_on_all(true: bool) -> bool:
     return bool(call_mpi("MPIX_Comm_agree", world_comm().Agree, int(true)))
 
 
-def grow(arrivals: Sequence[MembershipPolicy]) -> None:
+def grow(arrivals: Sequence[StartedGroup]) -> None:
     """Add new ranks after the present ranks, one host after another; collective.
 
     Raises RankLostError on all ranks, and adds no rank, if a new or present rank has died.

@@ -1,7 +1,7 @@
 """Collectives of the ranks of one host on arrays: each rank writes to its memory and reads the others' memory.
 
-Slots does small collectives, Stage large allreduces, Exchange other large collectives. Each has its own memory, with a
-part for each rank, and flags that show the progress of every rank.
+SmallCollectives does small ones, ChunkedAllreduce large allreduces, ChunkedExchange other large collectives. Each has
+its own memory, with a part for each rank, and flags that show the progress of every rank.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Memory:
         self._segment.close()
 
 
-class SmallAllreduce(_Memory):
+class SmallCollectives(_Memory):
     """Small allreduces and broadcasts: each rank writes its numbers to its slot, and reads the slots of all others.
 
     Collective n uses slot n % 2 of each rank, and ends on a rank when it has read the slots of all ranks. A rank writes
@@ -212,7 +212,7 @@ class ChunkedExchange(_Memory):
     """Other large collectives: each rank writes the data for others to its memory, and reads theirs.
 
     They go in steps of a segment that stays in the last-level cache; each byte is copied in once, and out (or into a
-    sum) once. The protocol is that of SmallAllreduce: step n uses half n % 2 of every rank's memory, and
+    sum) once. The protocol is that of SmallCollectives: step n uses half n % 2 of every rank's memory, and
     ends on a rank when it has read the data that it needs. A rank writes that half again in step n + 2, which it begins
     when all have begun n + 1, and so have ended n.
 

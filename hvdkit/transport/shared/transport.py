@@ -21,7 +21,7 @@ from hvdkit.transport.shared.collectives import (
     STAGE_BYTES,
     ChunkedAllreduce,
     ChunkedExchange,
-    SmallAllreduce,
+    SmallCollectives,
     slot_bytes,
 )
 from hvdkit.transport.shared.liveness import Liveness
@@ -30,7 +30,7 @@ from hvdkit.transport.shared.mailbox import open_shared_mailbox
 _STAGES = 2
 _MOST_GATHERED_BYTES = 4 * 2**20  # above, the base gathers: MPI needs one copy only if it may read a peer's memory
 
-Opened = TypeVar("Opened", SmallAllreduce, ChunkedAllreduce, ChunkedExchange)
+Opened = TypeVar("Opened", SmallCollectives, ChunkedAllreduce, ChunkedExchange)
 
 
 class SharedMemoryTransport(Transport):
@@ -76,10 +76,10 @@ class SharedMemoryTransport(Transport):
         self._liveness = liveness or Liveness(local, host, directory, base.rank, job_rank)
         self._staging: SharedBuckets | None = None
         self._slot_bytes = slot_bytes(base.size) if local.size == base.size else 0
-        self._slots: SmallAllreduce | None = None
+        self._slots: SmallCollectives | None = None
         self._stage: ChunkedAllreduce | None = None
         self._opened_exchange: ChunkedExchange | None = None
-        self._opened: list[SmallAllreduce | ChunkedAllreduce | ChunkedExchange] = []
+        self._opened: list[SmallCollectives | ChunkedAllreduce | ChunkedExchange] = []
         self._closed = False
 
     @property
@@ -97,7 +97,7 @@ class SharedMemoryTransport(Transport):
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
         if 0 < nbytes <= self._slot_bytes:
-            self._slots = self._slots or self._open(SmallAllreduce)
+            self._slots = self._slots or self._open(SmallCollectives)
             self._slots.allreduce(buffer, op, scale, self._base.arithmetic)
             return
         if nbytes and self._slot_bytes:
@@ -155,7 +155,7 @@ class SharedMemoryTransport(Transport):
     def broadcast(self, buffer: Buffer, root: int) -> None:
         if 0 < buffer.array.nbytes <= self._slot_bytes:
             check_root(root, self.size)
-            self._slots = self._slots or self._open(SmallAllreduce)
+            self._slots = self._slots or self._open(SmallCollectives)
             self._slots.broadcast(buffer, root, self._base.arithmetic)
         elif buffer.array.nbytes and self._slot_bytes:
             check_root(root, self.size)

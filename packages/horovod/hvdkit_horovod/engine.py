@@ -53,8 +53,8 @@ class HorovodEngine(Engine):
         self._lock = threading.RLock()
         self._closed = False
 
-    def submit(self, name: str, asked: OperationRequest, buffers: Sequence[Any]) -> Operation:
-        operation = Running(name, asked, buffers)
+    def submit(self, name: str, request: OperationRequest, buffers: Sequence[Any]) -> Operation:
+        operation = Running(name, request, buffers)
         with self._lock:
             self._check_open()
             if name in self._running:
@@ -66,28 +66,28 @@ class HorovodEngine(Engine):
         return operation
 
     def do(
-        self, name: str, asked: OperationRequest, buffers: Sequence[Any], *, action: Action | None = None
+        self, name: str, request: OperationRequest, buffers: Sequence[Any], *, action: Action | None = None
     ) -> Operation:
-        if asked.kind in _COLLECTIVES:
-            operation = self.submit(name, asked, buffers)
+        if request.kind in _COLLECTIVES:
+            operation = self.submit(name, request, buffers)
             self.wait(operation)
             return operation
         self._check_open()
-        operation = Operation(name, asked, buffers)
+        operation = Operation(name, request, buffers)
         with self.transport.within(name):
-            if asked.kind not in _OF_HOROVOD:
-                self._agree(name, asked)
+            if request.kind not in _OF_HOROVOD:
+                self._agree(name, request)
             if action is not None:
                 operation.outcome = action(self.transport, ())
         operation.done = True
         return operation
 
-    def _agree(self, name: str, asked: OperationRequest) -> None:
+    def _agree(self, name: str, request: OperationRequest) -> None:
         """Wait until all ranks have reached the same operation.
 
         Horovod does not compare these, so the ranks exchange them.
         """
-        mine = f"{asked.kind} {dict(asked.options)}"
+        mine = f"{request.kind} {dict(request.options)}"
         steps = [step.decode() for step in gather_bytes(self.transport, mine.encode())]
         if len(set(steps)) > 1:
             differences = "; ".join(f"{self.who(rank)}: {step}" for rank, step in enumerate(steps))
@@ -106,7 +106,7 @@ class HorovodEngine(Engine):
 
     def _take(self, operation: Any) -> bool:
         with self._lock:
-            if operation.done or not all(request.done() for request in operation.requests):
+            if operation.done or not all(call.done() for call in operation.requests):
                 return False
             try:
                 collect(self.transport, operation)

@@ -36,24 +36,24 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
 
     Raises TypeError for a dtype that it cannot reduce.
     """
-    asked, binding = operation.request, transport.binding
-    pairs = zip(operation.buffers, asked.tensors, strict=True)
-    arrays = [binding.numbers_of(buffer, shape, asked.kind) for buffer, (_, shape) in pairs]
-    call = Call(asked.kind, operation.name, transport.process_set)
-    if asked.kind in REDUCTIONS:
+    request, binding = operation.request, transport.binding
+    pairs = zip(operation.buffers, request.tensors, strict=True)
+    arrays = [binding.numbers_of(buffer, shape, request.kind) for buffer, (_, shape) in pairs]
+    call = Call(request.kind, operation.name, transport.process_set)
+    if request.kind in REDUCTIONS:
         call = _plan_reduction(transport, call, operation)
-    elif asked.kind == "barrier":
+    elif request.kind == "barrier":
         call, arrays = replace(call, kind="allreduce"), [np.zeros(1, np.int32)]
-    elif asked.kind == "broadcast":
-        call = replace(call, root=transport.ranks[int(asked.option("root rank"))])
-    elif asked.kind == "alltoall":
-        call, arrays = replace(call, splits=asked.splits), [arrays[0][: sum(asked.splits)]]  # no rank gets the rest
+    elif request.kind == "broadcast":
+        call = replace(call, root=transport.ranks[int(request.option("root rank"))])
+    elif request.kind == "alltoall":
+        call, arrays = replace(call, splits=request.splits), [arrays[0][: sum(request.splits)]]  # no rank gets the rest
     else:
-        assert asked.kind == "allgather"
-        arrays.append(np.array([[shape[0] for _, shape in asked.tensors]], np.int64))
+        assert request.kind == "allgather"
+        arrays.append(np.array([[shape[0] for _, shape in request.tensors]], np.int64))
     groups: dict[str | int, list[Any]] = {}  # each is submitted to Horovod in one call
     for at, array in enumerate(arrays):
-        groups.setdefault(asked.tensors[at][0] if asked.kind == "allreduce" else at, []).append(array)
+        groups.setdefault(request.tensors[at][0] if request.kind == "allreduce" else at, []).append(array)
     for number, group in enumerate(groups.values()):
         name = f"{call.name}.{number}" if number else call.name
         operation.requests.append(binding.start(replace(call, name=name), group))
@@ -61,15 +61,15 @@ def start_operation(transport: HorovodTransport, operation: Running) -> None:
 
 def _plan_reduction(transport: HorovodTransport, call: Call, operation: Running) -> Call:
     """Plan a reduction with its factors; integers are scaled here, because Horovod's factors are for floating point."""
-    asked = operation.request
-    dtype = asked.tensors[0][0]
+    request = operation.request
+    dtype = request.tensors[0][0]
     if dtype in SCALED:
-        call = replace(call, op=asked.op, prescale=asked.prescale, postscale=asked.postscale)
+        call = replace(call, op=request.op, prescale=request.prescale, postscale=request.postscale)
         return average_of_half(call, transport.size) if dtype == "float16" else call
-    operation.factor = asked.postscale / transport.size if asked.op == "average" else asked.postscale
+    operation.factor = request.postscale / transport.size if request.op == "average" else request.postscale
     for buffer in operation.buffers:
-        transport.binding.scale(buffer, asked.prescale)
-    return replace(call, op=asked.sums)
+        transport.binding.scale(buffer, request.prescale)
+    return replace(call, op=request.sums)
 
 
 def average_of_half(call: Call, size: int) -> Call:
@@ -83,7 +83,7 @@ def average_of_half(call: Call, size: int) -> Call:
 def collect(transport: HorovodTransport, operation: Running) -> None:
     """Collect the results of an operation; waits if it is not done."""
     binding, kind = transport.binding, operation.request.kind
-    outputs: list[Any] = [request.result() for request in operation.requests]
+    outputs: list[Any] = [call.result() for call in operation.requests]
     if operation.name == JOIN:
         operation.last_joined = outputs[0][0]
     elif kind == "allgather":

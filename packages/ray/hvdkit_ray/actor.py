@@ -92,7 +92,7 @@ class Rank:
 
 
 class ElasticRank(Rank):
-    """A worker of ElasticRayExecutor. It implements Places for its process.
+    """A worker of ElasticRayExecutor. It implements SlotCounts for its process.
 
     answer() and the methods below it are called by the driver while the function runs.
     """

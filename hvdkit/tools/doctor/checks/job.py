@@ -228,10 +228,11 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         )
     scheduler = find_scheduler(facts.environ)
     if scheduler and not script.saves:
+        name = _NAMES.get(scheduler, scheduler)  # a package's own
         yield Finding.warning(
             "no-checkpoint",
-            f"{script.path} contains no call that saves a checkpoint: when {_NAMES[scheduler]} ends the job at its "
-            "time limit, the work is lost.",
+            f"{script.path} contains no call that saves a checkpoint: when {name} ends the job at its time limit, the "
+            "work is lost.",
             "Save a checkpoint every few minutes, on rank 0, and load it at the start.",
         )
 
