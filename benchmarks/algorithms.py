@@ -1,4 +1,4 @@
-"""What one algorithm between hosts costs beside three, by the model that chooses them; nothing is sent.
+"""Compare one algorithm between hosts with three, by the model that chooses them; nothing is sent.
 
     python -m benchmarks.algorithms
 

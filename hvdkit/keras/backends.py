@@ -1,4 +1,4 @@
-"""What differs between the backends of Keras: StrategyDriver, which reduces gradients inside a step, and functions."""
+"""The differences of Keras' backends: StrategyDriver reduces gradients inside a step; the functions do the rest."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def release_cid() -> None:
 
 
 @contextlib.contextmanager
-def applied_cid_workaround() -> Iterator[None]:
+def cid_workaround() -> Iterator[None]:
     """Call release_cid() every second inside the context, while another thread may block in MPI with its turn."""
     done = threading.Event()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.mpi import ulfm
 from hvdkit.transport.mpi.communicators import duplicate_comm, make_comm
-from hvdkit.transport.mpi.library import applied_cid_workaround, call_mpi, load_mpi, own_comm, revoke_all, revoke_comm
+from hvdkit.transport.mpi.library import call_mpi, cid_workaround, load_mpi, own_comm, revoke_all, revoke_comm
 from hvdkit.transport.mpi.spawn import Spawn
 from hvdkit.transport.mpi.ulfm import StartedGroup
 
@@ -27,7 +27,7 @@ changed = ulfm.has_changed
 shrink = ulfm.shrink
 is_so_on_all = ulfm.is_so_on_all
 interrupt = revoke_all
-changing = applied_cid_workaround
+changing = cid_workaround
 
 
 def rank() -> int:
