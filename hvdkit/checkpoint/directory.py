@@ -113,8 +113,8 @@ class CheckpointDirectory:
                 removed.unlink()
         except OSError as error:
             logger.warning(
-                "The new checkpoint is saved, but the old one %s cannot be removed: %s. Remove it yourself.",
-                *(removed if removed.exists() else folder, error),
+                "The new checkpoint is saved, but the old checkpoint %s cannot be removed: %s. Remove %s yourself.",
+                *(folder, error, removed if os.path.lexists(removed) else folder),
             )
 
     def _temporary(self) -> Path:

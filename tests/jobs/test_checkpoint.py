@@ -171,6 +171,8 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
     assert put(shelf) == 2 and newest(shelf)[0] == 2
     (record,) = caplog.records
     assert "checkpoint-000001 cannot be removed: [Errno 16]" in record.getMessage()
+    (left,) = (name for name in os.listdir(tmp_path) if name != "checkpoint-000002")
+    assert f"Remove {tmp_path / left} yourself" in record.getMessage(), "the folder that is left has another name"
 
 
 def test_what_dead_jobs_have_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
