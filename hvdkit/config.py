@@ -208,12 +208,12 @@ class Config(Settings):
         flag="--elastic-checkpoints",
         metavar="DIR",
     )
-    elastic_patience_s: float = setting(
+    elastic_hang_timeout_s: float = setting(
         60.0,
         float,
         "with --elastic: seconds after which a rank is killed if it is stopped, or if the other ranks wait for it "
         "after a change of membership; 0 disables this",
-        flag="--elastic-patience-s",
+        flag="--elastic-hang-timeout-s",
         least=0,
         metavar="SECONDS",
     )

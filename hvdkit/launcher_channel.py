@@ -29,9 +29,9 @@ FIRST_AWAITED = "first_awaited:"
 FAILED, LOST = "failed:", "lost:"
 
 _LARGEST_READ = 4096
-_MOST_IN_A_PART = 4 * 3000  # one bit for each rank, in hexadecimal digits of a message that one read returns
+_MOST_RANKS_IN_INIT = 4 * 3000  # one bit for each rank, in hexadecimal digits of a message that one read returns
 
-#: A hint for messages to ranks that wait for the other ranks of a part of the job.
+#: A hint for messages to ranks that wait for the other ranks of a world of some ranks.
 START_MPI = "every other process of the job must start MPI (`from mpi4py import MPI` does)"
 
 
@@ -69,20 +69,20 @@ _listener = _Listener()
 class InitCall(NamedTuple):
     """The message of a rank that has called init(). The seconds are its settings stall_check_s and stall_shutdown_s.
 
-    part: the ranks that call init() together with it; empty for all ranks.
+    ranks: the ranks that call init() together with it; empty for all ranks.
     """
 
     check_s: float
     shutdown_s: float
-    part: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
 
 
-def announce_init(check_s: float, shutdown_s: float, part: Collection[int] = ()) -> str:
+def announce_init(check_s: float, shutdown_s: float, ranks: Collection[int] = ()) -> str:
     """Encode the message of a rank that calls init().
 
-    part: see InitCall; () for all ranks. It is left out if the list is too long for a message.
+    ranks: see InitCall; () for all ranks. It is left out if the list is too long for a message.
     """
-    members = f":{sum(1 << rank for rank in part):x}" if part and max(part) < _MOST_IN_A_PART else ""
+    members = f":{sum(1 << rank for rank in ranks):x}" if ranks and max(ranks) < _MOST_RANKS_IN_INIT else ""
     return f"{INIT}:{check_s:.3f}:{shutdown_s:.3f}{members}"
 
 

@@ -77,8 +77,8 @@ from hvdkit.transport.buckets import (
 from hvdkit.transport.buffer import COMPLEX, SCALED, STORAGE, Array, Buffer, Narrow, Op, as_buffer, make_buffer
 from hvdkit.transport.coding.api import Coding
 from hvdkit.transport.division import Groups, check_groups, find_group
-from hvdkit.transport.part import Part
 from hvdkit.transport.polling import Backoff, check_refused
+from hvdkit.transport.rank_subset import RankSubset
 from hvdkit.transport.request import Request, closed_before, detach_buffers
 from hvdkit.transport.small_collectives import allgather_object, broadcast_bytes, gather_bytes
 
@@ -118,7 +118,7 @@ __all__ = [
     "OwnTensors",
     "ParameterValues",
     "Parameters",
-    "Part",
+    "RankSubset",
     "Phases",
     "Plan",
     "ProcessSet",

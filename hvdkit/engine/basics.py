@@ -14,8 +14,8 @@ from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_s
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.errors import ConfigError
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.part import is_communicator, read_part
 from hvdkit.transport.polling import Backoff
+from hvdkit.transport.rank_subset import is_communicator, read_rank_subset
 from hvdkit.world import World, read_world
 
 
@@ -68,11 +68,11 @@ class Framework:
                     "process sets."
                 )
             comm, sets = comm[0], (*comm[1:], *sets)
-        part = read_part(comm, read_world())
+        subset = read_rank_subset(comm, read_world())
         known = [ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks) for ranks in sets]
         first = not engine.is_initialized()
         try:
-            engine.init(known, arithmetic=self.arithmetic(), framework=self.name, part=part, **settings)
+            engine.init(known, arithmetic=self.arithmetic(), framework=self.name, subset=subset, **settings)
         finally:
             if first and engine.is_initialized():  # also where process sets were refused
                 global_process_set.mpi_comm = comm if is_communicator(comm) else None

@@ -16,7 +16,7 @@ from typing import Any
 from hvdkit.engine.named.api import Engine
 from hvdkit.errors import NotInitializedError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.part import is_communicator, ranks_in_job
+from hvdkit.transport.rank_subset import is_communicator, ranks_in_job
 
 OpenEngine = Callable[[Transport, Sequence[int]], Engine]
 

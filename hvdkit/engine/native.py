@@ -12,7 +12,7 @@ from hvdkit.engine.provider import EngineProvider
 from hvdkit.engine.startup import Opener, open_world
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
-from hvdkit.transport.part import Part
+from hvdkit.transport.rank_subset import RankSubset
 from hvdkit.world import World
 
 
@@ -26,9 +26,9 @@ class NativeProvider(EngineProvider):
         self._config, self._timeline = config, timeline
 
     def open(
-        self, config: Config, framework: str, part: Part | None, opener: Opener
+        self, config: Config, framework: str, subset: RankSubset | None, opener: Opener
     ) -> tuple[World, Transport, Abort | None]:
-        return open_world(config, part, opener)
+        return open_world(config, subset, opener)
 
     def open_engine(
         self, group: Transport, *, hosts: Sequence[str], ranks: Sequence[int], job_ranks: Sequence[int] | None

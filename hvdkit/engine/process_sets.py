@@ -15,7 +15,7 @@ from hvdkit.engine.named.submit import collective_step
 from hvdkit.errors import HorovodInternalError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.division import group_by_color
-from hvdkit.transport.part import plan_sets_of_comms, ranks_in_job
+from hvdkit.transport.rank_subset import plan_sets_of_comms, ranks_in_job
 from hvdkit.transport.small_collectives import allgather_object
 
 _END_S = 2.0  # for the threads of all engines, on a busy machine

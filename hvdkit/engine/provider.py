@@ -13,7 +13,7 @@ from hvdkit.engine.startup import Opener
 from hvdkit.errors import HvdkitError, MissingDependencyError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
-from hvdkit.transport.part import Part
+from hvdkit.transport.rank_subset import RankSubset
 from hvdkit.world import World
 
 #: Group of entry points. Each maps an engine's name, as in HVDKIT_ENGINE, to a function without arguments that makes
@@ -49,13 +49,13 @@ class EngineProvider(ABC):
 
     @abstractmethod
     def open(
-        self, config: Config, framework: str, part: Part | None, opener: Opener
+        self, config: Config, framework: str, subset: RankSubset | None, opener: Opener
     ) -> tuple[World, Transport, Abort | None]:
         """Connect the ranks; collective. Returns the world, the transport of all ranks, and a function to end the job.
 
         config: the settings of this process.
         framework: the script's; "" for none in particular.
-        part: the processes of the job that make the world; None for all.
+        subset: the processes of the job that make the world; None for all.
         opener: opens hvdkit's own transports.
         Raises MissingDependencyError, TransportError, WorldError.
         """

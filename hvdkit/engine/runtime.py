@@ -35,8 +35,8 @@ from hvdkit.startup.garbage import freeze_objects
 from hvdkit.startup.malloc import keep_freed_memory
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
-from hvdkit.transport.part import Part
 from hvdkit.transport.polling import refuse_calls
+from hvdkit.transport.rank_subset import RankSubset
 from hvdkit.transport.select import end_process, open_transport
 from hvdkit.transport.small_collectives import allgather_object
 from hvdkit.world import World, read_world, under_agent
@@ -93,7 +93,7 @@ def init(
     arithmetic: Arithmetic | None = None,
     framework: str = "",
     opener: Opener = open_transport,
-    part: Part | None = None,
+    subset: RankSubset | None = None,
     **settings: Any,
 ) -> Runtime:
     """Enter the world that the launcher made. If that is done already, add process sets and warn of other settings.
@@ -102,19 +102,19 @@ def init(
     arithmetic: adds and casts numbers; a framework's own is faster for narrow types. None for numpy's.
     framework: the framework that the engine must work with; "" for none in particular.
     opener: opens the transport of hvdkit's own engine; see open_world().
-    part: the processes of the job that make the world; only they call this. None for all.
+    subset: the processes of the job that make the world; only they call this. None for all.
     settings: fields of Config, which take precedence over the environment.
     Raises WorldError if the launcher and MPI disagree or a rank has started this process, ConfigError for a
-    bad setting or a part that cannot be a world, TransportError if the ranks cannot reach each other,
+    bad setting or a subset that cannot be a world, TransportError if the ranks cannot reach each other,
     MissingDependencyError if the engine is not installed, ValueError for process sets that cannot be made, see
     ProcessSets.add: this process is initialized then, as with Horovod, and none of the sets is added.
     """
     global _again
     if _runtime is not None:
-        if part is not None and part.ranks != _runtime.world.job_ranks:
+        if subset is not None and subset.ranks != _runtime.world.job_ranks:
             job_ranks = _runtime.world.job_ranks
             raise ConfigError(
-                f"init() was called with the ranks {list(part.ranks)} of the job, but hvdkit is already initialized "
+                f"init() was called with the ranks {list(subset.ranks)} of the job, but hvdkit is already initialized "
                 f"with {f'the ranks {list(job_ranks)}' if job_ranks else 'all ranks'}. Call hvd.shutdown() first, or "
                 "use a process set."
             )
@@ -123,13 +123,15 @@ def init(
         _add_sets(_runtime, [one for one in process_sets if one.ranks is not None and one.ranks not in known])
         return _runtime
     config = read_config(**settings)
-    if part is not None and config.elastic:
+    if subset is not None and config.elastic:
         raise ConfigError(
-            f"init(comm=...) selects the ranks {list(part.ranks)} of the job, but elastic training needs the whole "
+            f"init(comm=...) selects the ranks {list(subset.ranks)} of the job, but elastic training needs the whole "
             "job, because any rank may be replaced. Leave out comm, or the options that select elastic training "
             "(--elastic, --min-np, --max-np)."
         )
-    again = functools.partial(init, arithmetic=arithmetic, framework=framework, opener=opener, part=part, **settings)
+    again = functools.partial(
+        init, arithmetic=arithmetic, framework=framework, opener=opener, subset=subset, **settings
+    )
     _again = functools.partial(again, process_sets)
     refused: ValueError | None = None
     keep_freed_memory(config.malloc_keep_bytes)
@@ -143,8 +145,8 @@ def init(
         refuse_child_of_rank(launched)
         if config.elastic:  # the ranks that have admitted this rank would wait for it
             install_exception_hook(launched.rank, launched.host, None)
-        with arriving(config, launched, part=part.ranks if part is not None else ()):
-            joined = _join(config, launched.launcher, arithmetic, framework, opener, part)
+        with arriving(config, launched, subset=subset.ranks if subset is not None else ()):
+            joined = _join(config, launched.launcher, arithmetic, framework, opener, subset)
             try:
                 _add_sets(joined, process_sets)
             except ValueError as error:  # the same on all ranks, because all ranks pass the same sets
@@ -196,13 +198,13 @@ def _join(
     arithmetic: Arithmetic | None,
     framework: str,
     opener: Opener,
-    part: Part | None,
+    subset: RankSubset | None,
 ) -> Runtime:
     """Connect to the other ranks and make the Runtime that init() returns; collective."""
     global _runtime
     timeline = Timeline()
     provider, why = find_provider(config.engine, launcher, framework, lambda: NativeProvider(config, timeline))
-    world, transport, abort = provider.open(config, framework, part, opener)
+    world, transport, abort = provider.open(config, framework, subset, opener)
     if arithmetic is not None:
         transport.arithmetic = arithmetic
     configure_logging(config.log_level, world.label)

@@ -29,8 +29,8 @@ from hvdkit.launcher_channel import (
 from hvdkit.log import configure_logging, logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort
-from hvdkit.transport.part import Part
 from hvdkit.transport.polling import watch_waits
+from hvdkit.transport.rank_subset import RankSubset
 from hvdkit.transport.select import Connection, connect, open_transport
 from hvdkit.world import World, name_as_horovodrun
 
@@ -39,16 +39,16 @@ Entered = TypeVar("Entered")
 
 
 def open_world(
-    config: Config, part: Part | None = None, opener: Opener = open_transport
+    config: Config, subset: RankSubset | None = None, opener: Opener = open_transport
 ) -> tuple[World, Transport, Abort | None]:
     """Connect the ranks and open the transport between them; collective.
 
     Once the ranks are connected, an uncaught exception of this process ends the job: other ranks may not have it.
     In an elastic world, hvdrun's reports of lost ranks are forwarded to the backend, which may not have noticed them.
-    part: see connect(). opener: makes the transport; tests simulate hosts with it. Raises what connect() and
+    subset: see connect(). opener: makes the transport; tests simulate hosts with it. Raises what connect() and
     open_transport() raise.
     """
-    connection = connect(config, part)
+    connection = connect(config, subset)
     install_exception_hook(connection.world.label, connection.world.host, connection.abort)
     if config.elastic and connection.base is not None:
         on_message(LOST, connection.base.report_loss)
@@ -59,7 +59,7 @@ def open_world(
         if connection.base is not None:
             connection.base.close(idle=False)  # the other ranks do not wait for this rank then
         raise
-    if config.elastic and part is None and "HOROVOD_RANK" in os.environ:  # set by the program that started the ranks
+    if config.elastic and subset is None and "HOROVOD_RANK" in os.environ:  # set by the program that started the ranks
         os.environ.update(_name_for_scripts(world))
     return world, transport, connection.abort
 
@@ -107,17 +107,17 @@ def enter_world(join: Callable[[], Entered], leave: Callable[[], object]) -> Ent
 
 @contextlib.contextmanager
 def arriving(
-    config: Config, world: World, end: Callable[[int], object] = os._exit, *, part: Sequence[int] = ()
+    config: Config, world: World, end: Callable[[int], object] = os._exit, *, subset: Sequence[int] = ()
 ) -> Iterator[None]:
     """Report to hvdrun that this rank entered init() and, on success, left it. Without hvdrun, warn of a long wait.
 
     config: the settings, with the channel to hvdrun.
     world: as the launcher described it.
     end: ends this process, and with it the job, after stall_shutdown_s.
-    part: the job ranks that connect here; () for all.
+    subset: the job ranks that connect here; () for all.
     """
     if config.launcher_channel:
-        notify_launcher(announce_init(config.stall_check_s, config.stall_shutdown_s, part), config.launcher_channel)
+        notify_launcher(announce_init(config.stall_check_s, config.stall_shutdown_s, subset), config.launcher_channel)
         yield
         notify_launcher(READY, config.launcher_channel)
         return
@@ -126,7 +126,7 @@ def arriving(
         yield
         return
     ready = threading.Event()
-    watch = threading.Thread(target=_watch, args=(config, world, part, ready, end), name="hvdkit-init", daemon=True)
+    watch = threading.Thread(target=_watch, args=(config, world, subset, ready, end), name="hvdkit-init", daemon=True)
     watch.start()
     try:
         yield
@@ -135,7 +135,7 @@ def arriving(
 
 
 def _watch(
-    config: Config, world: World, part: Sequence[int], ready: threading.Event, end: Callable[[int], object]
+    config: Config, world: World, subset: Sequence[int], ready: threading.Event, end: Callable[[int], object]
 ) -> None:
     began, waited_s = time.monotonic(), 0.0
     check_s, shutdown_s = config.stall_check_s, config.stall_shutdown_s
@@ -145,7 +145,7 @@ def _watch(
             return
         waited_s = time.monotonic() - began
         configure_logging(config.log_level, world.rank)
-        logger.warning("%s", _describe(world, part, waited_s))
+        logger.warning("%s", _describe(world, subset, waited_s))
         if 0 < shutdown_s <= waited_s:
             logger.error("hvd.init() has timed out after stall_shutdown_s=%g s; ending the job.", shutdown_s)
             for stream in (sys.stdout, sys.stderr):
@@ -154,11 +154,11 @@ def _watch(
             return
 
 
-def _describe(world: World, part: Sequence[int], seconds: float) -> str:
+def _describe(world: World, subset: Sequence[int], seconds: float) -> str:
     many = f"{world.size} ranks" if world.size else "ranks"
     among = f"All {many} that {world.launcher} started must call it."
-    if part:
-        ranks = ", ".join(map(str, part))
+    if subset:
+        ranks = ", ".join(map(str, subset))
         among = f"The ranks {ranks} of the job (its argument comm) must all call it, and {START_MPI}."
     return (
         f"hvd.init() on rank {world.rank} (host {world.host}) has been waiting for other ranks for {seconds:.0f} s. "

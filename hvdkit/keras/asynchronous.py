@@ -13,7 +13,7 @@ from hvdkit.keras.backends import settle
 from hvdkit.keras.compression import Compression
 from hvdkit.keras.distributed import Distributed, sync_of
 from hvdkit.keras.optimizer import wrap_optimizer
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import OptimizerSettings
 from hvdkit.keras.state import sync_state
 from hvdkit.keras.statistics import average_statistics
 from hvdkit.keras.values import barrier
@@ -111,7 +111,7 @@ def wrap_finished(
     process_set: the ranks that train together.
     model: the model whose variables the optimizer trains, if given.
     """
-    settings = Settings(Compression.none, Average, 1.0, False, process_set, strategy)
+    settings = OptimizerSettings(Compression.none, Average, 1.0, False, process_set, strategy)
     wrapped = wrap_optimizer(optimizer, settings, passes=1, average_passes=False, mixin=FinishedOptimizer)
     return know_model(wrapped, model)
 

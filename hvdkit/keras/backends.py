@@ -10,7 +10,7 @@ import keras
 
 from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.errors import ConfigError
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import OptimizerSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,7 +22,7 @@ class StrategyDriver(Protocol):
     gradients; None stays None unless another rank has the gradient.
     """
 
-    def __init__(self, settings: Settings) -> None: ...
+    def __init__(self, settings: OptimizerSettings) -> None: ...
 
     def prepare(self, variables: Sequence[Any]) -> None:
         """Prepare to train these variables with one backward pass a step, so that reductions can overlap backward."""
@@ -77,7 +77,7 @@ _DRIVERS = {
 }
 
 
-def open_driver(settings: Settings) -> StrategyDriver:
+def open_driver(settings: OptimizerSettings) -> StrategyDriver:
     """Open the driver for Keras's backend. Raises ConfigError for an unsupported backend."""
     name = keras.backend.backend()
     if name not in _DRIVERS:

@@ -31,7 +31,7 @@ from hvdkit.engine.planned.settings import device_plan_settings
 from hvdkit.engine.strategy import Strategy
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras import jax_gpu, jax_in_place
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import OptimizerSettings
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import STORAGE
@@ -47,7 +47,7 @@ class DeviceReduction:
     """
 
     def __init__(
-        self, settings: Settings, strategy: AllReduce, tensors: Sequence[TensorSpec], wires: Sequence[str]
+        self, settings: OptimizerSettings, strategy: AllReduce, tensors: Sequence[TensorSpec], wires: Sequence[str]
     ) -> None:
         self._settings, self._strategy, self._tensors = settings, strategy, list(tensors)
         self._dtypes = [tensor.dtype if wire == "none" else wire for tensor, wire in zip(tensors, wires, strict=True)]
@@ -186,7 +186,7 @@ class DeviceReduction:
 
 
 def open_device_reduction(
-    settings: Settings, strategy: Strategy, names: Sequence[str], gradients: Sequence[Any]
+    settings: OptimizerSettings, strategy: Strategy, names: Sequence[str], gradients: Sequence[Any]
 ) -> DeviceReduction | None:
     """Open a reduction of such gradients on the GPU, or return None if they go through the host; collective.
 

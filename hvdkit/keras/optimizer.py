@@ -15,7 +15,7 @@ from hvdkit.engine.strategy import Strategy
 from hvdkit.keras.compression import Compression, Compressor
 from hvdkit.keras.distributed import Distributed, DistributedLossScale, mix_in
 from hvdkit.keras.periodic import PeriodicOptimizer
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import OptimizerSettings
 from hvdkit.keras.sharding.optimizer import ShardedOptimizer, check_sharding, may_come_later
 from hvdkit.keras.sharding.sync import ShardSync
 from hvdkit.keras.sync import GradientSync
@@ -75,7 +75,7 @@ def DistributedOptimizer(
     """
     return wrap_optimizer(
         optimizer,
-        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
+        OptimizerSettings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
         shard=shard,
@@ -116,7 +116,7 @@ def PartialDistributedOptimizer(
         )
     return wrap_optimizer(
         optimizer,
-        Settings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
+        OptimizerSettings(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, strategy),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
         local_layers=layers,
@@ -126,7 +126,7 @@ def PartialDistributedOptimizer(
 
 def wrap_optimizer(
     optimizer: Any,
-    settings: Settings,
+    settings: OptimizerSettings,
     *,
     passes: int,
     average_passes: bool,

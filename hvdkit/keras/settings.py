@@ -38,7 +38,7 @@ class _StepName:
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerSettings:
     """Arguments of one DistributedOptimizer; see there. Raises ValueError or TypeError for invalid values."""
 
     compression: type[Compressor] | Coded

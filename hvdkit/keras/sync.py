@@ -14,7 +14,7 @@ from hvdkit.engine.groups import Group
 from hvdkit.engine.reduce_op import Average
 from hvdkit.engine.strategy import Strategy, other_engine
 from hvdkit.keras.backends import StrategyDriver, open_driver
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import OptimizerSettings
 
 _numbers = itertools.count()
 _syncs: weakref.WeakSet[GradientSync] = weakref.WeakSet()
@@ -29,7 +29,7 @@ class GradientSync:
     """
 
     def __init__(
-        self, settings: Settings, *, local_layers: Sequence[Any], scale_local: bool, passes_factor: float
+        self, settings: OptimizerSettings, *, local_layers: Sequence[Any], scale_local: bool, passes_factor: float
     ) -> None:
         self.number = next(_numbers)  # the same on all ranks, which wrap optimizers in the same order
         self.process_set = settings.process_set

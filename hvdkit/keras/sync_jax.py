@@ -16,7 +16,7 @@ from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_device import DeviceReduction, open_device_reduction
 from hvdkit.keras.jax_in_place import OrderedCall
-from hvdkit.keras.settings import Settings, check_shape, name_variables
+from hvdkit.keras.settings import OptimizerSettings, check_shape, name_variables
 from hvdkit.log import logger
 from hvdkit.transport.buffer import STORAGE, Array
 
@@ -28,7 +28,7 @@ class JaxDriver:
     jax_device.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OptimizerSettings) -> None:
         self._settings = settings
         self._lists: dict[tuple[int, ...], _Variables] = {}
         self._reduced: _Variables | None = None  # the variables whose gradients the program has reduced last
@@ -112,7 +112,7 @@ class _Variables:
     too. Otherwise the first running step attaches the strategy. All ranks do either together.
     """
 
-    def __init__(self, settings: Settings, variables: Sequence[Any]) -> None:
+    def __init__(self, settings: OptimizerSettings, variables: Sequence[Any]) -> None:
         self._settings, self._variables, self._names = settings, list(variables), name_variables(variables)
         self._strategy = settings.make_strategy()
         self._uses_values = self._strategy.uses_values

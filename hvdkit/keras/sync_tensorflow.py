@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdkit.engine.gradient_hook import GradientHook
-from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.keras.settings import OptimizerSettings, name_variables
 from hvdkit.tensorflow.sync import GradientSync
 from hvdkit.tensorflow.tensors import dtype_name
 from hvdkit.tensorflow.tracing import call_in_graph
@@ -19,7 +19,7 @@ from hvdkit.tensorflow.variables import VariableSpec
 class TensorflowDriver:
     """See backends.StrategyDriver."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OptimizerSettings) -> None:
         self._settings = settings
         self._syncs: dict[tuple[int, ...], GradientSync] = {}
         self._reduced: GradientSync | None = None  # the GradientSync whose gradients the step has reduced last

@@ -10,7 +10,7 @@ import torch
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.gradient_hook import GradientHook
 from hvdkit.engine.strategy import Strategy
-from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.keras.settings import OptimizerSettings, name_variables
 from hvdkit.torch.data.balanced import weighted
 from hvdkit.torch.data.compute_clock import ComputeClock
 from hvdkit.torch.sparse import SparseGradients
@@ -25,7 +25,7 @@ class TorchDriver:
     reduced before `apply`. Gradients from elsewhere (torch.autograd.grad, accumulated ones) are reduced in `apply`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OptimizerSettings) -> None:
         self._settings = settings
         self._hooked: GradientSync | None = None
         self._others: dict[tuple[int, ...], GradientSync] = {}  # without hooks

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host
-from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
 from hvdkit.launch.plan.network import InterfaceAddress
+from hvdkit.launch.plan.selected_launcher import LauncherEnvironment
 from hvdkit.setting import Settings
 
 

@@ -9,8 +9,8 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.plan.environment import select_forwarded
 from hvdkit.launch.plan.job import Job, Launch, plan_places
-from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import WITHOUT_FABRICS, Mpi
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher
 
 #: Use only TCP between hosts. Other networks are excluded by name, because Open MPI 4 and 5 have different names for
 #: shared memory, which stays in use inside a host.
@@ -85,7 +85,7 @@ def check_supported(job: Job, launcher: str, *what: str) -> None:
         )
 
 
-def build_mpich(job: Job, choice: LauncherChoice) -> Launch:
+def build_mpich(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for MPICH, which by default neither binds ranks nor counts slots."""
     mpi = choice.own_mpi
     check_supported(job, mpi.name, "ipv6", "users")
@@ -104,7 +104,7 @@ def build_mpich(job: Job, choice: LauncherChoice) -> Launch:
     return Launch((*argv, *job.launcher_arguments, *job.agent_command), variables)
 
 
-def build_intel_mpi(job: Job, choice: LauncherChoice) -> Launch:
+def build_intel_mpi(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for Intel MPI: one section per host, because its -hosts accepts no slots."""
     mpi = choice.own_mpi
     check_supported(job, mpi.name, "ipv6", "users")
@@ -137,7 +137,7 @@ _ELASTIC = (
 _BINDING = ("--map-by", "slot", "--bind-to", "none")
 
 
-def build_open_mpi(job: Job, choice: LauncherChoice) -> Launch:
+def build_open_mpi(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for Open MPI 4 (ORTE) or 5 and later (PRRTE).
 
     Ranks are not bound to cores: a rank has threads (data loading, progress), and by default Open MPI binds.
@@ -184,7 +184,7 @@ def _session_parameters(job: Job, mpi: Mpi) -> list[str]:
     return ["--prtemca", "prte_local_tmpdir_base", job.directory]
 
 
-def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:
+def _daemon_parameters(job: Job, mpi: Mpi, choice: SelectedLauncher) -> list[str]:
     option, prefix, agent, name = (
         ("--prtemca", "PRTE", "plm_ssh_agent", "ssh") if mpi.major >= 5 else ("--mca", "OMPI", "plm_rsh_agent", "rsh")
     )
@@ -203,7 +203,7 @@ def _daemon_parameters(job: Job, mpi: Mpi, choice: LauncherChoice) -> list[str]:
 _PALS = "mpiexec of Cray PALS"
 
 
-def build_pals(job: Job, choice: LauncherChoice) -> Launch:
+def build_pals(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for PALS, which sends the whole environment and fills the hosts with --ppn ranks each.
 
     Raises LaunchError for hosts with different numbers of ranks, which it cannot express.
@@ -226,7 +226,7 @@ def build_pals(job: Job, choice: LauncherChoice) -> Launch:
     return Launch((*argv, *job.launcher_arguments, *job.agent_command), {**job.variables, **tcp})
 
 
-def build_jsrun(job: Job, choice: LauncherChoice) -> Launch:
+def build_jsrun(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for jsrun: one resource set per host, with all its cores and GPUs, shared by its ranks.
 
     Raises LaunchError for hosts with different numbers of ranks, which resource sets of one kind cannot express.
@@ -253,7 +253,7 @@ def build_jsrun(job: Job, choice: LauncherChoice) -> Launch:
 _LAYOUT = ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
-def build_srun(job: Job, choice: LauncherChoice) -> Launch:
+def build_srun(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for srun. The ranks load the library of the choice's MPI, if it has one."""
     check_supported(job, "srun", "ipv6", "users", "ssh")
     variables = {**job.variables, **(library_variables(job, choice.mpi) if choice.mpi else {})}
@@ -286,7 +286,7 @@ def _layout_options(job: Job) -> list[str]:
 
 
 # By launcher, or by the kind of the MPI whose mpirun is the launcher.
-_BUILDERS: dict[str, Callable[[Job, LauncherChoice], Launch]] = {
+_BUILDERS: dict[str, Callable[[Job, SelectedLauncher], Launch]] = {
     "srun": build_srun,
     "jsrun": build_jsrun,
     "open_mpi": build_open_mpi,
@@ -296,6 +296,6 @@ _BUILDERS: dict[str, Callable[[Job, LauncherChoice], Launch]] = {
 }
 
 
-def build_launch(job: Job, choice: LauncherChoice) -> Launch:
+def build_launch(job: Job, choice: SelectedLauncher) -> Launch:
     """Build the command line for a launcher. Raises LaunchError for a job that it cannot express."""
     return _BUILDERS[choice.launcher if choice.launcher in _BUILDERS else choice.own_mpi.kind](job, choice)

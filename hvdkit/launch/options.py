@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import AUTO
 from hvdkit.launch.plan.elasticity import Elasticity
-from hvdkit.launch.plan.launcher_choice import LAUNCHERS
+from hvdkit.launch.plan.selected_launcher import LAUNCHERS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from hvdkit.errors import LaunchError
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
-from hvdkit.launch.plan.launcher_choice import LauncherChoice
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher
 
 _SHORTEST_S, _LONGEST_S = 1, 3600
 
@@ -43,7 +43,7 @@ def plan_elastic(options: LaunchOptions, config: Config, ranks: int) -> dict[str
     return {"HVDKIT_ELASTIC": "1", "HVDKIT_MAX_NP": str(config.max_np or ranks)}
 
 
-def describe_restarts(job: Job, choice: LauncherChoice) -> str:
+def describe_restarts(job: Job, choice: SelectedLauncher) -> str:
     """Describe why hvdrun restarts the job when a rank dies; "" if ranks continue, or hvdrun does not restart it."""
     if job.elasticity is Elasticity.OFF:
         return ""
@@ -67,7 +67,7 @@ def describe_restarts(job: Job, choice: LauncherChoice) -> str:
     return f"{why}: hvdrun starts the job again from its last checkpoint instead{where}."
 
 
-def starts_over_ssh(choice: LauncherChoice, scheduler: str, environ: Mapping[str, str]) -> bool:
+def starts_over_ssh(choice: SelectedLauncher, scheduler: str, environ: Mapping[str, str]) -> bool:
     """Are ranks on other hosts started with the ssh on PATH? scheduler: of the allocation; "" for none."""
     own = [name for name in environ if re.fullmatch(r"(PRTE|OMPI)_MCA_plm_(ssh|rsh)_agent|HYDRA_LAUNCHER.*", name)]
     by_mpi = choice.launcher in ("mpirun", "mpiexec") and choice.mpi is not None and choice.mpi.kind != "pals"

@@ -16,6 +16,7 @@ from hvdkit.launch.hostfiles import format_hosts
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity, read_elasticity
 from hvdkit.launch.plan.environment import clean_environment, find_launcher_variables, is_number_of_rank, withhold
+from hvdkit.launch.plan.gpu_sharing import choose_gpu_sharing
 from hvdkit.launch.plan.horovod_options import find_ignored
 from hvdkit.launch.plan.job import Job, plan_places, plan_ranks
 from hvdkit.launch.plan.network import describe_unknown, parse_wish, plan_daemon_variables
@@ -74,7 +75,7 @@ def plan_job(options: LaunchOptions, facts: Facts, ranks: int | None = None) -> 
         launcher_arguments=split_words("--mpi-args", options.mpi_args) or (),
         binding=split_words("--binding-args", options.binding_args),
         bind=_choose_binding(config.bind, options.binding_args),
-        own_gpus=_choose_own_gpus(options, config),
+        gpu_sharing=choose_gpu_sharing(options.np, config),
         networks=networks,
         tcp=options.tcp,
         elasticity=read_elasticity(config),
@@ -118,7 +119,7 @@ def _plan_ranks(options: LaunchOptions, facts: Facts) -> int:
             code="np-missing",
         )
     cores = {host.name: facts.cores for host in found.hosts if facts.of(host).local}
-    return plan_ranks(requested, found.hosts, cores, more=found.more)
+    return plan_ranks(requested, found.hosts, cores, more_slots_hint=found.more_slots_hint)
 
 
 def _plan_variables(
@@ -285,13 +286,6 @@ def _choose_binding(bind: str, binding_args: str | None) -> str:
             code="binding-contradicts",
         )
     return "none"
-
-
-def _choose_own_gpus(options: LaunchOptions, config: Config) -> str | None:
-    """Choose Job.own_gpus: only on request, because a job on CPUs may have more ranks than its hosts have GPUs."""
-    if config.share_gpus or config.device_transport == "host":
-        return None
-    return "-np gpu" if options.np == "gpu" else "device_transport=nccl" if config.device_transport == "nccl" else ""
 
 
 def split_words(flag: str, text: str | None) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from hvdkit.launch.facts import Facts
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job
-from hvdkit.launch.plan.launcher_choice import LauncherChoice, plan_launcher
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher, select_launcher
 from hvdkit.launch.plan_elastic import describe_restarts, starts_over_ssh
 from hvdkit.launch.plan_job import plan_job, with_elasticity
 
@@ -21,7 +21,7 @@ class StartPlan:
     options: LaunchOptions
     facts: Facts
     job: Job
-    choice: LauncherChoice
+    choice: SelectedLauncher
     over_ssh: bool
 
 
@@ -33,7 +33,7 @@ def plan_start(options: LaunchOptions, facts: Facts) -> StartPlan:
             code="bug-launchers-not-examined",
         )
     job = plan_job(options, facts)
-    choice = plan_launcher(facts.launchers, options.launcher)
+    choice = select_launcher(facts.launchers, options.launcher)
     restarts = describe_restarts(job, choice)
     if restarts:
         job = with_elasticity(job, Elasticity.RESTART)

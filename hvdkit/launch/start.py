@@ -17,7 +17,7 @@ from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
-from hvdkit.launch.plan.launcher_choice import LauncherChoice
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher
 from hvdkit.launch.plan_start import StartPlan, plan_restart, plan_start
 from hvdkit.launch.prepare import on_hosts, prepare
 from hvdkit.launch.run.output import Output
@@ -78,7 +78,7 @@ async def _run(plan: StartPlan, output: Output) -> int:
 
 
 def _build_runner(
-    job: Job, choice: LauncherChoice, output: Output, interruption: Interruption, stdin: StandardInput
+    job: Job, choice: SelectedLauncher, output: Output, interruption: Interruption, stdin: StandardInput
 ) -> Runner:
     from hvdkit.launch.run.runner import Runner
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hvdkit.profiling.choice import balanced_s
 from hvdkit.profiling.scaling import Scaling
-from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.slow import Slow
 from hvdkit.profiling.steps import Steps
+from hvdkit.profiling.time_shares import TimeShares
 
 _WORTH = 0.03  # of a step: a smaller saving is not worth a change
 _SEVERAL = (2, 4, 8)
@@ -24,7 +24,7 @@ class Advice:
     text: str
 
 
-def advise(steps: Steps, shares: Shares, scaling: Scaling, slow: Slow | None) -> tuple[Advice, ...]:
+def advise(steps: Steps, shares: TimeShares, scaling: Scaling, slow: Slow | None) -> tuple[Advice, ...]:
     """Return all changes that save at least 3 % of a step, largest first.
 
     steps: the recorded steps.
@@ -45,7 +45,7 @@ def advise(steps: Steps, shares: Shares, scaling: Scaling, slow: Slow | None) ->
     return tuple(sorted(worth, key=lambda advice: -advice.saves_s))
 
 
-def _about_late(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
+def _about_late(steps: Steps, shares: TimeShares, slow: Slow | None) -> Iterator[Advice]:
     late_s = float(shares.late[:, shares.usual].mean())
     if slow is None:
         yield Advice(
@@ -70,7 +70,7 @@ def _about_late(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Adv
     yield Advice("slow-rank", slow.part * slow.waited_s, f"The other ranks wait for {who}. {cure}")
 
 
-def _about_balance(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
+def _about_balance(steps: Steps, shares: TimeShares, slow: Slow | None) -> Iterator[Advice]:
     if slow is not None and slow.loading_s > slow.waited_s / 2:
         return  # the cure is faster storage
     own = (shares.compute + shares.loading)[:, shares.usual].mean(axis=1).tolist()
@@ -86,7 +86,7 @@ def _about_balance(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[
     )
 
 
-def _about_loading(steps: Steps, shares: Shares, slow: Slow | None) -> Iterator[Advice]:
+def _about_loading(steps: Steps, shares: TimeShares, slow: Slow | None) -> Iterator[Advice]:
     by_rank = shares.loading[:, shares.usual].mean(axis=1)
     loading_s = float(by_rank.min())  # more than this is a matter of slow ranks
     loaders, cores = steps.loaders, min(rank.cores for rank in steps.ranks)
@@ -145,7 +145,7 @@ def _about_network(steps: Steps, scaling: Scaling) -> Iterator[Advice]:
     )
 
 
-def _about_exposed(steps: Steps, shares: Shares, scaling: Scaling) -> Iterator[Advice]:
+def _about_exposed(steps: Steps, shares: TimeShares, scaling: Scaling) -> Iterator[Advice]:
     exposed_s = float(shares.exposed[:, shares.usual].mean())
     if scaling.hosts == 1 and not steps.plan.threaded:
         cores = min(rank.cores for rank in steps.ranks)

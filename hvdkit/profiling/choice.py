@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hvdkit.profiling.network import reduction_s
 from hvdkit.profiling.prediction import reduce_s
 from hvdkit.profiling.scaling import Scaling
-from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
+from hvdkit.profiling.time_shares import TimeShares
 
 SYNCHRONOUS = "synchronous"
 _WORTH = 1.05  # times as fast: a smaller gain is within the error of such a prediction
@@ -78,7 +78,7 @@ class Strategies:
         return next(one for one in self.choices if one.name == name)
 
 
-def measure(steps: Steps, shares: Shares, scaling: Scaling) -> Measured:
+def measure(steps: Steps, shares: TimeShares, scaling: Scaling) -> Measured:
     """Compute the times of a recorded job, on the network of `scaling`.
 
     Communication between hosts is from the model; on a single host it is measured.

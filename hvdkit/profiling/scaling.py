@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdkit.profiling.network import Network
 from hvdkit.profiling.prediction import Cluster, Work, fit_overlap, predict_step
-from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
+from hvdkit.profiling.time_shares import TimeShares
 
 TIMES = (1, 2, 4, 8)
 
@@ -55,7 +55,7 @@ class Scaling:
         return [nbytes / times for nbytes in self.work.buckets for _ in range(times)]
 
 
-def model_scaling(steps: Steps, shares: Shares, network: Network | None, own: Network) -> Scaling:
+def model_scaling(steps: Steps, shares: TimeShares, network: Network | None, own: Network) -> Scaling:
     """Fit the model to the steps.
 
     On several hosts the overlap is fitted; on one host it is assumed, and communication inside the host counts as

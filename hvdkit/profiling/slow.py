@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdkit.profiling.recordings import Floats
-from hvdkit.profiling.shares import Shares
 from hvdkit.profiling.steps import Steps
+from hvdkit.profiling.time_shares import TimeShares
 
 _SHARE = 0.1  # of a step: a shorter wait is not reported
 _LEAST = 20  # smallest number of steps
@@ -40,7 +40,7 @@ class Slow:
     loading_s: float
 
 
-def find_slow(steps: Steps, shares: Shares) -> Slow | None:
+def find_slow(steps: Steps, shares: TimeShares) -> Slow | None:
     """Return the rank, or all ranks of a host, that cause at least 75 % of the waiting; None if there is none."""
     usual = np.flatnonzero(shares.usual)
     total = shares.waited_for[:, usual].sum(axis=0)

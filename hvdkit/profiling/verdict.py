@@ -11,14 +11,14 @@ from hvdkit.profiling.network import Network, find_network
 from hvdkit.profiling.recordings import RankRecording
 from hvdkit.profiling.scaling import TIMES, Scaling, model_scaling
 from hvdkit.profiling.scaling_report import ScalingReport, report_scaling
-from hvdkit.profiling.shares import Shares, split_steps
 from hvdkit.profiling.slow import Slow, find_slow
 from hvdkit.profiling.steps import Steps, find_steps
+from hvdkit.profiling.time_shares import TimeShares, split_steps
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The mean shares of a step in seconds, which add up to the step; see Shares."""
+    """The mean shares of a step in seconds, which add up to the step; see TimeShares."""
 
     compute_s: float
     loading_s: float
@@ -121,7 +121,7 @@ class Analysis:
 
     verdict: Verdict
     steps: Steps
-    shares: Shares
+    shares: TimeShares
     scaling: Scaling
 
 
@@ -141,7 +141,7 @@ def analyse(
     return Analysis(_judge(steps, shares, scaling, one_rank_s), steps, shares, scaling)
 
 
-def _judge(steps: Steps, shares: Shares, scaling: Scaling, one_rank_s: float | None) -> Verdict:
+def _judge(steps: Steps, shares: TimeShares, scaling: Scaling, one_rank_s: float | None) -> Verdict:
     usual = shares.usual
     parts = _parts(shares, slice(None))
     slow = find_slow(steps, shares)
@@ -175,7 +175,7 @@ def _judge(steps: Steps, shares: Shares, scaling: Scaling, one_rank_s: float | N
     )
 
 
-def _parts(shares: Shares, rank: int | slice) -> Parts:
+def _parts(shares: TimeShares, rank: int | slice) -> Parts:
     usual = shares.usual
     seconds = shares.compute, shares.loading, shares.late, shares.exposed
     return Parts(*(float(share[rank][..., usual].mean()) for share in seconds))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hvdkit.transport.between.base import BaseTransport
-from hvdkit.transport.part import Part
+from hvdkit.transport.rank_subset import RankSubset
 from hvdkit.world import World
 
 #: Ends all ranks of the job with this exit status.
@@ -89,13 +89,13 @@ class Backend(Protocol):
     def can_load(self) -> bool:
         """Return whether the library is installed; loads it without starting it."""
 
-    def connect(self, world: World, part: Part | None) -> tuple[BaseTransport, Abort | None]:
+    def connect(self, world: World, subset: RankSubset | None) -> tuple[BaseTransport, Abort | None]:
         """Connect the ranks, and return their transport and an Abort; collective.
 
-        world: as read from the launcher's variables. part: the processes of the world; None for the whole job.
+        world: as read from the launcher's variables. subset: the processes of the world; None for the whole job.
         The Abort is None if ending this process is enough to end the job.
         Raises MissingDependencyError without the library, WorldError if it and the launcher disagree, ConfigError for a
-        part that does not exist, TransportError if the ranks cannot reach each other.
+        subset that does not exist, TransportError if the ranks cannot reach each other.
         """
 
     def takes_calls_from_threads(self) -> bool:

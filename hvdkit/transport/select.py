@@ -23,7 +23,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.backend import Abort, Backend, Membership
 from hvdkit.transport.between.base import BaseTransport
 from hvdkit.transport.division import keep_places
-from hvdkit.transport.part import Part, runs_mpi
+from hvdkit.transport.rank_subset import RankSubset, runs_mpi
 from hvdkit.transport.single import SingleTransport
 from hvdkit.transport.small_collectives import gather_ints
 from hvdkit.world import WITHOUT_MPI, World, complete_world, read_world
@@ -49,31 +49,35 @@ class Connection:
     abort: Abort | None = None
 
 
-def connect(config: Config, part: Part | None = None) -> Connection:
+def connect(config: Config, subset: RankSubset | None = None) -> Connection:
     """Connect the ranks over the backend that the configuration and the launcher select; collective.
 
-    part: the processes of the world, which alone call this; None for the whole job.
-    Raises WorldError if launcher and backend disagree, ConfigError for a part that does not exist or that the
+    subset: the processes of the world, which alone call this; None for the whole job.
+    Raises WorldError if launcher and backend disagree, ConfigError for a subset that does not exist or that the
     configuration does not allow, TransportError if the ranks cannot reach each other.
     """
     world = read_world()
     backend = choose_backend(config.transport, world, mpi_running=runs_mpi())
-    if part is not None and config.transport == "single":
+    if subset is not None and config.transport == "single":
         raise ConfigError(
-            f"HVDKIT_TRANSPORT=single is for one process without MPI, but comm selects the ranks {list(part.ranks)} "
+            f"HVDKIT_TRANSPORT=single is for one process without MPI, but comm selects the ranks {list(subset.ranks)} "
             "of an MPI job. Leave out one of the two."
         )
-    if backend == "none" and part is None:
+    if backend == "none" and subset is None:
         if world.size > 1:
             raise WorldError(
                 f"HVDKIT_TRANSPORT=single is for one process, but {world.launcher} started {world.size}. Leave "
                 "HVDKIT_TRANSPORT out."
             )
         return Connection(dataclasses.replace(world, rank=0, size=1))
-    base, abort = find_backend(backend if backend != "none" else "mpi").connect(world, part)
+    base, abort = find_backend(backend if backend != "none" else "mpi").connect(world, subset)
     base.between.algorithm = config.algorithm
     base.between.check(())
-    known: dict[str, Any] = {"rank": base.rank, "size": base.size, "job_ranks": part.ranks if part is not None else ()}
+    known: dict[str, Any] = {
+        "rank": base.rank,
+        "size": base.size,
+        "job_ranks": subset.ranks if subset is not None else (),
+    }
     return Connection(dataclasses.replace(world, **known), base, abort)
 
 

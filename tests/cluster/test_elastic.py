@@ -93,7 +93,7 @@ def test_a_host_that_is_cut_off_is_outlived(back: bool, lab: Lab) -> None:
 
 
 def test_a_stopped_agent_of_another_host_is_outlived(lab: Lab) -> None:
-    with training(lab, 1500, "-np", "3", "--min-np", "2", "--elastic-patience-s", "5") as (job, _):
+    with training(lab, 1500, "-np", "3", "--min-np", "2", "--elastic-hang-timeout-s", "5") as (job, _):
         signal_agent(lab, job, 2, signal.SIGSTOP)
         result = outcome(job, 150)
     assert result["sizes"] == [3, 2] and result["alike"], result["said"]

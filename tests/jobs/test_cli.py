@@ -19,8 +19,8 @@ from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.horovod_options import FLAGS as FLAGS_OF_HOROVOD
 from hvdkit.launch.plan.horovod_options import OTHERS
 from hvdkit.launch.plan.job import Job
-from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher
 from hvdkit.launch.plan_elastic import describe_restarts
 from hvdkit.launch.plan_job import with_elasticity
 from hvdkit.package_settings import read_all_settings
@@ -260,12 +260,12 @@ def test_where_no_rank_outlives_another_it_is_said_that_hvdrun_starts_again(
     launcher: str, mpi: Mpi | None, who: str
 ) -> None:
     job = Job(command=("true",), ranks=2, elasticity=Elasticity.SURVIVE, variables={"HVDKIT_ELASTIC": "1"})
-    why = describe_restarts(job, LauncherChoice(launcher=launcher, reason="", mpi=mpi))
+    why = describe_restarts(job, SelectedLauncher(launcher=launcher, reason="", mpi=mpi))
     assert why.startswith(who) and "hvdrun starts the job again from its last checkpoint" in why
     instead = with_elasticity(job, Elasticity.RESTART)
     assert not instead.survives
     assert read_config(instead.variables).elastic_restarts
-    ulfm = LauncherChoice(launcher="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"))
+    ulfm = SelectedLauncher(launcher="mpirun", reason="", mpi=Mpi("open_mpi", "Open MPI", "5.0.11", "mpirun"))
     assert describe_restarts(job, ulfm) == ""
 
 

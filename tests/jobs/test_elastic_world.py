@@ -148,7 +148,7 @@ def test_communicators_can_be_made_after_one_could_not() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_ended_and_the_others_go_on() -> None:
-    with started("-np", "3", "--max-np", "3", "--elastic-patience-s", "2", command=training(300)) as job:
+    with started("-np", "3", "--max-np", "3", "--elastic-hang-timeout-s", "2", command=training(300)) as job:
         job.wait_for(lambda: len(job.pids) == 3 and job.committed(10))
         os.kill(job.pids[1], signal.SIGSTOP)
         job.kill(2)

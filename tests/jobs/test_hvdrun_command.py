@@ -24,8 +24,8 @@ from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import select_forwarded
 from hvdkit.launch.plan.job import Job
-from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher
 from hvdkit.launch.run.output import Output
 from hvdkit.visible_gpus import read_visible
 
@@ -160,7 +160,7 @@ def test_variables_reach_the_ranks_by_the_environment_only() -> None:
     }
     away = Job(**{**vars(job), "hosts": (Host("node1", 1),), "local": False})
     for kind, name in (("open_mpi", "Open MPI"), ("mpich", "MPICH"), ("intel_mpi", "Intel MPI")):
-        launch = build_launch(away, LauncherChoice("mpirun", "", mpi=Mpi(kind, name, "5.0.1", "/bin/mpirun")))
+        launch = build_launch(away, SelectedLauncher("mpirun", "", mpi=Mpi(kind, name, "5.0.1", "/bin/mpirun")))
         assert not any("secret" in word for word in launch.argv)
         sent = {word for words in launch.argv for word in words.split(",")}
         assert {"TOKEN", "LEVEL", "TMPDIR", "AWS_KEY"} <= sent

@@ -56,8 +56,8 @@ from hvdkit.engine import runtime as hvd
 from mpi4py import MPI
 WAIT
 if rank in (1, 2):
-    from hvdkit.transport.part import Part
-    hvd.init(part=Part((2, 1)))
+    from hvdkit.transport.rank_subset import RankSubset
+    hvd.init(subset=RankSubset((2, 1)))
     hvd.shutdown()
 """
 
@@ -123,10 +123,10 @@ def test_parts_of_the_job_wait_each_for_its_own_ranks() -> None:
     ranks.hear(0, [announce_init(10, 0, [3, 0])])
     assert waits.left_s() == 5
     clock.now += 5
-    assert waits.take_due() == InitWait(10, (4,), (1,), False, part=True)
+    assert waits.take_due() == InitWait(10, (4,), (1,), False, is_subset=True)
     assert waits.left_s() == 5 and waits.take_due() is None
     clock.now += 5
-    assert waits.take_due() == InitWait(10, (0,), (3,), False, part=True)
+    assert waits.take_due() == InitWait(10, (0,), (3,), False, is_subset=True)
     ranks.hear(1, [announce_init(10, 0, [4, 1]), READY])
     ranks.hear(4, [READY])
     assert waits.left_s() == 10
@@ -257,7 +257,7 @@ def test_a_rank_that_has_come_says_nothing(caplog: pytest.LogCaptureFixture) -> 
 def test_a_rank_without_memory_for_its_transport_leaves_those_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     base = MagicMock()
     world = World(0, 2, 0, 2, 0, 1, "here", "torchrun")
-    monkeypatch.setattr(startup, "connect", lambda config, part: Connection(world, base))
+    monkeypatch.setattr(startup, "connect", lambda config, subset: Connection(world, base))
 
     def fail(config: Config, connection: Connection) -> NoReturn:
         raise SharedMemoryError("/dev/shm is full")

@@ -121,7 +121,7 @@ def test_sigterm_has_the_commit_saved_and_the_same_command_goes_on(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_for_long_is_killed_and_the_job_started_again(tmp_path: Path) -> None:
-    options = ("-np", "2", "--elastic-restarts", "--elastic-patience-s", "1", *kept(tmp_path / "kept"))
+    options = ("-np", "2", "--elastic-restarts", "--elastic-hang-timeout-s", "1", *kept(tmp_path / "kept"))
     with started(*options, command=training(150)) as job:
         job.wait_for(lambda: len(job.pids) == 2 and has_saved(tmp_path / "kept"))
         os.kill(job.pids[1], signal.SIGSTOP)

@@ -18,6 +18,7 @@ from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.facts import Facts
 from hvdkit.launch.options import LaunchOptions
+from hvdkit.launch.plan.gpu_sharing import GpuSharing
 from hvdkit.launch.plan.job import AGENT, Job
 from hvdkit.launch.plan.network import HostInterfaces
 from hvdkit.launch.plan.registration import Registration, plan_cores, plan_start_orders
@@ -105,22 +106,23 @@ def test_ranks_that_would_share_a_gpu_are_refused_only_where_gpus_were_asked_for
     with pytest.raises(
         LaunchError, match=r"n1: 3 ranks, but 2 GPUs. -np gpu asks.*one rank a GPU .*-H n1:2\).*--share-gpus"
     ):
-        check_gpus(resources, "-np gpu")
-    (text,) = check_gpus(resources, "")
+        check_gpus(resources, GpuSharing.REFUSED_BY_NP)
+    (text,) = check_gpus(resources, GpuSharing.WARNED)
     assert "NCCL refuses two ranks on one GPU" in text and "CUDA_VISIBLE_DEVICES=''" in text
-    assert check_gpus(resources, None) == check_gpus(resources[3:], "-np gpu") == []
+    assert check_gpus(resources, GpuSharing.ALLOWED) == check_gpus(resources[3:], GpuSharing.REFUSED_BY_NP) == []
 
 
 def test_what_asks_for_one_gpu_a_rank(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: X'\necho 'GPU 1: X'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
 
-    def asked(*options: str) -> str | None:
-        return plan_job(parse_arguments([*options, "true"]), {"PATH": f"{tmp_path}:{PATH}"}).own_gpus
+    def choice(*options: str) -> GpuSharing:
+        return plan_job(parse_arguments([*options, "true"]), {"PATH": f"{tmp_path}:{PATH}"}).gpu_sharing
 
-    assert (asked("-np", "9"), asked("-np", "gpu")) == ("", "-np gpu")
-    assert asked("-np", "2", "--device-transport", "nccl") == "device_transport=nccl"
-    assert asked("-np", "2", "--device-transport", "host") is asked("-np", "gpu", "--share-gpus") is None
+    assert choice("-np", "9") is GpuSharing.WARNED and choice("-np", "gpu") is GpuSharing.REFUSED_BY_NP
+    assert choice("-np", "2", "--device-transport", "nccl") is GpuSharing.REFUSED_BY_TRANSPORT
+    assert choice("-np", "2", "--device-transport", "host") is GpuSharing.ALLOWED
+    assert choice("-np", "gpu", "--share-gpus") is GpuSharing.ALLOWED
 
 
 def test_sharing_sets_what_nccl_needs_and_keeps_what_is_set() -> None:

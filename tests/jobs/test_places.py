@@ -217,7 +217,7 @@ def test_torque_is_told_of_ppn(tmp_path: Path) -> None:
     environ = {"PBS_JOBID": "7.head", "PBS_NODEFILE": str(nodes), "PBS_NUM_NODES": "2", "PBS_NUM_PPN": "2"}
     found = read(environ)
     assert (found.hosts, found.notes) == ((Host("a", 2), Host("b", 2)), ())
-    assert "-l nodes=N:ppn=M" in found.more
+    assert "-l nodes=N:ppn=M" in found.more_slots_hint
     nodes.write_text("a\nb\n")
     assert "ppn=M" in read(environ).notes[0]
 

@@ -26,7 +26,7 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.between.hierarchical import HierarchicalTransport
 from hvdkit.transport.mpi.library import load_mpi
 from hvdkit.transport.mpi.transport import MpiTransport
-from hvdkit.transport.part import Part, read_part
+from hvdkit.transport.rank_subset import RankSubset, read_rank_subset
 from hvdkit.transport.select import Connection, open_transport
 from hvdkit.world import World
 
@@ -99,7 +99,7 @@ def on_simulated_hosts() -> Seen | None:
 
     if load_mpi().COMM_WORLD.rank == 1:
         return None
-    engine.init(opener=opener, part=Part((3, 0, 2)), transport="mpi")
+    engine.init(opener=opener, subset=RankSubset((3, 0, 2)), transport="mpi")
     seen = look()
     hvd.shutdown()
     return seen
@@ -305,11 +305,11 @@ def test_elastic_and_a_transport_without_mpi_are_refused_in_a_part() -> None:
 @pytest.mark.native("reads variables")
 def test_a_part_needs_a_launcher_with_mpi() -> None:
     world = World(1, 4, 1, 4, 0, 1, "here", "torchrun")
-    assert read_part(range(4), world) is None
+    assert read_rank_subset(range(4), world) is None
     with pytest.raises(ConfigError, match=r"comm=\[1, 0\].*torchrun started these 4 ranks without MPI"):
-        read_part([1, 0], world)
+        read_rank_subset([1, 0], world)
     alone = World(0, 1, 0, 1, 0, 1, "here", "none")
-    assert read_part(None, alone) is None and read_part([0], alone) is None
+    assert read_rank_subset(None, alone) is None and read_rank_subset([0], alone) is None
 
 
 def stall() -> str:

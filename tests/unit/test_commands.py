@@ -14,8 +14,8 @@ from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import clean_environment, select_forwarded
 from hvdkit.launch.plan.job import Job, Launch, format_shell_line
-from hvdkit.launch.plan.launcher_choice import LauncherChoice
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan.selected_launcher import SelectedLauncher
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -43,7 +43,7 @@ def job(*, hosts: tuple[Host, ...] = (), root: bool = False, environ: dict[str, 
 
 
 def build_mpirun(job: Job, mpi: Mpi) -> Launch:
-    return build_launch(job, LauncherChoice("mpirun", "", mpi=mpi))
+    return build_launch(job, SelectedLauncher("mpirun", "", mpi=mpi))
 
 
 LAUNCHES = {

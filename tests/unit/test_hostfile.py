@@ -146,7 +146,7 @@ def test_ranks_are_as_many_as_asked_for_or_as_there_are_slots() -> None:
     assert plan_ranks(40, hosts, {}) == 40  # nobody here knows b's cores: mpirun will tell
     assert plan_ranks(7, (), {}) == 7
     with pytest.raises(LaunchError, match="Request 10 ranks, or ask Slurm for more"):
-        plan_ranks(11, hosts, {"b": 8}, more="ask Slurm for more")
+        plan_ranks(11, hosts, {"b": 8}, more_slots_hint="ask Slurm for more")
     with pytest.raises(LaunchError, match="-np 11 is more than the 10 slots of a:2, b:8"):
         plan_ranks(11, hosts, {"b": 8})
     with pytest.raises(LaunchError, match="number of ranks is missing"):

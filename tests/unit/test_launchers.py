@@ -17,9 +17,9 @@ from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.plan.environment import withhold
 from hvdkit.launch.plan.job import Job, format_shell_line
-from hvdkit.launch.plan.launcher_choice import LAUNCHERS, LauncherChoice, plan_launcher
-from hvdkit.launch.plan.launcher_choice import LauncherEnvironment as Environment
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan.selected_launcher import LAUNCHERS, SelectedLauncher, select_launcher
+from hvdkit.launch.plan.selected_launcher import LauncherEnvironment as Environment
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -48,11 +48,11 @@ def job(*, hosts: tuple[Host, ...] = EVEN, ranks: int = 8, **more: Any) -> Job:
     )
 
 
-def srun(mpi: Mpi | None, pmi: str) -> LauncherChoice:
-    return LauncherChoice("srun", "", "/usr/bin/srun", mpi, pmi)
+def srun(mpi: Mpi | None, pmi: str) -> SelectedLauncher:
+    return SelectedLauncher("srun", "", "/usr/bin/srun", mpi, pmi)
 
 
-JSRUN = LauncherChoice("jsrun", "", "/opt/ibm/jsrun")
+JSRUN = SelectedLauncher("jsrun", "", "/opt/ibm/jsrun")
 WITH_CORES = {"SLURM_CPUS_PER_TASK": "7"}
 OWN: dict[str, Any] = {
     "ssh_options": ("-p", "2222", "-i", "/home/me/key"),
@@ -67,18 +67,18 @@ LAUNCHES = {
     "srun_pmi2": build_launch(job(), srun(MPICH, "pmi2")),
     "srun_cray": build_launch(job(), srun(None, "cray_shasta")),
     "srun_local": build_launch(job(hosts=(), ranks=3, environ={"SLURMD_NODENAME": "node2"}), srun(OPEN_MPI_5, "pmix")),
-    "pals": build_launch(job(ranks=7), LauncherChoice("mpiexec", "", mpi=PALS)),
-    "pals_local": build_launch(job(hosts=(), ranks=4), LauncherChoice("mpirun", "", mpi=PALS)),
+    "pals": build_launch(job(ranks=7), SelectedLauncher("mpiexec", "", mpi=PALS)),
+    "pals_local": build_launch(job(hosts=(), ranks=4), SelectedLauncher("mpirun", "", mpi=PALS)),
     "jsrun": build_launch(job(), JSRUN),
     "jsrun_own": build_launch(job(**{**OWN, "ssh_options": (), "binding": ("--bind", "packed:7")}), JSRUN),
-    "openmpi5_ssh": build_launch(job(), LauncherChoice("ssh", "", mpi=OPEN_MPI_5)),
-    "openmpi4_ssh": build_launch(job(), LauncherChoice("ssh", "", mpi=OPEN_MPI_4)),
-    "mpich_ssh": build_launch(job(), LauncherChoice("ssh", "", mpi=MPICH)),
-    "intel_ssh": build_launch(job(), LauncherChoice("ssh", "", mpi=INTEL)),
-    "mpich_mpiexec": build_launch(job(), LauncherChoice("mpiexec", "", "/opt/mpich/bin/mpiexec", MPICH)),
-    "openmpi5_own": build_launch(job(**OWN), LauncherChoice("mpirun", "", mpi=OPEN_MPI_5)),
-    "mpich_own": build_launch(job(**OWN), LauncherChoice("mpirun", "", mpi=MPICH)),
-    "intel_own": build_launch(job(**OWN), LauncherChoice("mpirun", "", mpi=INTEL)),
+    "openmpi5_ssh": build_launch(job(), SelectedLauncher("ssh", "", mpi=OPEN_MPI_5)),
+    "openmpi4_ssh": build_launch(job(), SelectedLauncher("ssh", "", mpi=OPEN_MPI_4)),
+    "mpich_ssh": build_launch(job(), SelectedLauncher("ssh", "", mpi=MPICH)),
+    "intel_ssh": build_launch(job(), SelectedLauncher("ssh", "", mpi=INTEL)),
+    "mpich_mpiexec": build_launch(job(), SelectedLauncher("mpiexec", "", "/opt/mpich/bin/mpiexec", MPICH)),
+    "openmpi5_own": build_launch(job(**OWN), SelectedLauncher("mpirun", "", mpi=OPEN_MPI_5)),
+    "mpich_own": build_launch(job(**OWN), SelectedLauncher("mpirun", "", mpi=MPICH)),
+    "intel_own": build_launch(job(**OWN), SelectedLauncher("mpirun", "", mpi=INTEL)),
 }
 
 
@@ -95,8 +95,8 @@ KEYS = {"AWS_SECRET_ACCESS_KEY": "1", "HF_TOKEN": "2", "PATH_TOKEN": "3"}
 CHOICES = {
     "srun": srun(OPEN_MPI_5, "pmix"),
     "jsrun": JSRUN,
-    "pals": LauncherChoice("mpiexec", "", mpi=PALS),
-    **{mpi.kind + mpi.version: LauncherChoice("ssh", "", mpi=mpi) for mpi in (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)},
+    "pals": SelectedLauncher("mpiexec", "", mpi=PALS),
+    **{mpi.kind + mpi.version: SelectedLauncher("ssh", "", mpi=mpi) for mpi in (OPEN_MPI_5, OPEN_MPI_4, MPICH, INTEL)},
 }
 
 
@@ -125,10 +125,12 @@ def test_what_ranks_need_is_never_kept_from_them() -> None:
 
 def test_what_a_starter_cannot_express_is_refused() -> None:
     with pytest.raises(LaunchError, match=r"the same number of ranks on each host, not node1:2, node2:4"):
-        build_launch(job(hosts=(Host("node1", 2), Host("node2", 4)), ranks=6), LauncherChoice("mpiexec", "", mpi=PALS))
+        build_launch(
+            job(hosts=(Host("node1", 2), Host("node2", 4)), ranks=6), SelectedLauncher("mpiexec", "", mpi=PALS)
+        )
     with pytest.raises(LaunchError, match=r"the same number of ranks on each host, not 4, 2\. Request 4 ranks"):
         build_launch(job(hosts=UNEVEN, ranks=6), JSRUN)
-    for choice in (srun(OPEN_MPI_5, "pmix"), JSRUN, LauncherChoice("mpiexec", "", mpi=PALS)):
+    for choice in (srun(OPEN_MPI_5, "pmix"), JSRUN, SelectedLauncher("mpiexec", "", mpi=PALS)):
         with pytest.raises(LaunchError, match="user name"):
             build_launch(job(hosts=(Host("node1", 8, user="bob"),)), choice)
         with pytest.raises(LaunchError, match="does not use ssh, so -p and -i"):
@@ -184,7 +186,7 @@ LSF = Environment(scheduler="lsf", programs={"jsrun": "/opt/ibm/jsrun"}, mpi=OPE
     ],
 )
 def test_the_choice_and_its_reason(facts: Environment, wish: str, launcher: str, reason: str) -> None:
-    choice = plan_launcher(facts, wish)
+    choice = select_launcher(facts, wish)
     assert choice.launcher == launcher
     assert reason in choice.reason
     assert not choice.reason.endswith(".")
@@ -216,7 +218,7 @@ def test_the_choice_and_its_reason(facts: Environment, wish: str, launcher: str,
 )
 def test_an_impossible_wish_is_an_error_with_its_cure(facts: Environment, wish: str, why: str, cure: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        plan_launcher(facts, wish)
+        select_launcher(facts, wish)
     assert why in str(caught.value)
     assert cure in str(caught.value)
 
@@ -225,7 +227,7 @@ def test_every_wish_works_somewhere() -> None:
     everything = replace(SLURM, mpi=MPICH, programs={name: f"/bin/{name}" for name in LAUNCHERS})
     for wish in LAUNCHERS:
         facts = replace(everything, scheduler="lsf") if wish == "jsrun" else everything
-        assert plan_launcher(facts, wish).launcher == wish
+        assert select_launcher(facts, wish).launcher == wish
 
 
 LISTS = {
@@ -282,7 +284,7 @@ def test_in_a_job_of_grid_engine_open_mpi_starts_its_daemons_with_qrsh(tmp_path:
     def started(wish: str = "", **more: Any) -> tuple[str, bool]:
         own_ssh = "ssh_options" in more
         facts = detect_launchers(environ, str(tmp_path), local=False, named_hosts=False, wish=wish, own_ssh=own_ssh)
-        choice = plan_launcher(facts, wish)
+        choice = select_launcher(facts, wish)
         return choice.reason, "BatchMode=yes" in " ".join(build_launch(job(**more), choice).argv)
 
     assert started() == (f"Open MPI's mpirun: it starts its daemons through {qrsh}", False)

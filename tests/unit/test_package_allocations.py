@@ -25,7 +25,7 @@ def read(environ):
         raise LaunchError("Grape job: GRAPE_HOSTS is not set. Name the hosts with -H.", code="grape-hosts")
     words = [word.split("*") for word in environ["GRAPE_HOSTS"].split()]
     hosts = tuple(Host(name, int(count)) for name, count in words)
-    return FoundHosts(hosts, f"Grape job {environ['GRAPE_JOB']}", more="request more with grape -n")
+    return FoundHosts(hosts, f"Grape job {environ['GRAPE_JOB']}", more_slots_hint="request more with grape -n")
 
 READER = AllocationReader("grape", "GRAPE_JOB", "GRAPE_FILE", read)
 """
@@ -45,7 +45,7 @@ def test_the_hosts_of_a_scheduler_of_a_package_are_used(grape: None) -> None:
     found = read_allocation({**ENVIRON, "GRAPE_HOSTS": "a*1 b*2"}, slots=4)
     assert found is not None and found.allocated
     assert [(host.name, host.slots) for host in found.hosts] == [("a", 4), ("b", 4)]
-    assert found.more.startswith("request more with grape -n, or ")
+    assert found.more_slots_hint.startswith("request more with grape -n, or ")
 
 
 def test_it_is_named_and_its_errors_end_the_start(grape: None) -> None:

@@ -14,8 +14,8 @@ from hvdkit.launch.hostfiles import FoundHosts, Host
 from hvdkit.launch.launchers import build_launch
 from hvdkit.launch.options import LaunchOptions
 from hvdkit.launch.plan.elasticity import Elasticity
-from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
 from hvdkit.launch.plan.mpi import Mpi
+from hvdkit.launch.plan.selected_launcher import LauncherEnvironment
 from hvdkit.launch.plan_job import plan_job
 from hvdkit.launch.plan_start import plan_restart, plan_start
 

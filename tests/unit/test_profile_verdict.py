@@ -16,10 +16,10 @@ from made_up_steps import MS, Job
 from hvdkit.errors import ProfileError
 from hvdkit.profiling.network import parse_network
 from hvdkit.profiling.recordings import read_recordings, write_recordings
-from hvdkit.profiling.shares import split_steps
 from hvdkit.profiling.slow import find_change
 from hvdkit.profiling.steps import find_steps
 from hvdkit.profiling.text import describe, describe_slow
+from hvdkit.profiling.time_shares import split_steps
 from hvdkit.profiling.verdict import Verdict, analyse
 from hvdkit.tools.profile.report import build_report, build_trace, list_spans
 

@@ -89,7 +89,7 @@ def has_spare_core(cores: float, compute_threads: int) -> bool:
 _WAIT = OperationRequest("gradients", ())
 
 
-class Watch:
+class WaitReporter:
     """Reports one rank's waits in the buckets of a plan.
 
     A wait longer than engine.notice_s is submitted as a named operation, and withdrawn when it ends. So it is reported,

@@ -15,7 +15,7 @@ from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.agreement import check_tensors
 from hvdkit.engine.planned.on_device import OnDevice
 from hvdkit.engine.planned.plan import Bucket, Plan, TensorSpec, plan_buckets
-from hvdkit.engine.planned.progress import ProgressThread, Watch
+from hvdkit.engine.planned.progress import ProgressThread, WaitReporter
 from hvdkit.engine.planned.settings import PlanSettings
 from hvdkit.engine.planned.source import TensorSource
 from hvdkit.engine.planned.used_masks import JoinRounds, Masks, UsedMasks
@@ -123,7 +123,7 @@ class BucketReducer:
         self.context, self._tensors, self._source, self._options = context, tuple(tensors), source, options
         self._lock = threading.RLock()
         self._join_rounds: JoinRounds | None = None
-        self._watch: Watch | None = None
+        self._watch: WaitReporter | None = None
         self._rounds = Counter[str]()
         self._streams = None if context.device is None else context.device.streams
         self._open(settings)
@@ -132,7 +132,7 @@ class BucketReducer:
             engine.joining.plans[context.name] = self
             self._rounds = engine.joining.rounds
             if engine.notice_s is not None:
-                self._watch = Watch(engine, engine.notice_s, f"{context.name} ({self.plan.name()})")
+                self._watch = WaitReporter(engine, engine.notice_s, f"{context.name} ({self.plan.name()})")
 
     def _open(self, settings: PlanSettings) -> None:
         context, options, transport = self.context, self._options, self.context.transport

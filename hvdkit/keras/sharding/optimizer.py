@@ -12,7 +12,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.reduce_op import Adasum
 from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.keras.distributed import Distributed, build_if_needed, sync_of
-from hvdkit.keras.settings import Settings
+from hvdkit.keras.settings import OptimizerSettings
 from hvdkit.keras.sharding.clipping import clip_by_global_norm, clip_by_norms
 from hvdkit.keras.sharding.elementwise import check_optimizer, check_slots
 from hvdkit.keras.sharding.loss_scale import ShardedLossScale
@@ -294,7 +294,7 @@ def _by_variable(parts: Parts, gradients: Sequence[Any], variables: Sequence[Any
     return ordered
 
 
-def check_sharding(optimizer: Any, settings: Settings, shard: str) -> None:
+def check_sharding(optimizer: Any, settings: OptimizerSettings, shard: str) -> None:
     """Raise ValueError for settings that cannot be combined with shard."""
     check_shard(shard, strategy=settings.strategy is not None, adasum=settings.op is Adasum)
     if not isinstance(settings.options.wire, str):

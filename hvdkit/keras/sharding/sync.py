@@ -13,7 +13,7 @@ from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.reduce_op import Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
-from hvdkit.keras.settings import Settings, name_variables
+from hvdkit.keras.settings import OptimizerSettings, name_variables
 from hvdkit.keras.sharding.drivers import ShardDriver, driver_kind
 from hvdkit.keras.sync import GradientSync
 from hvdkit.transport.buffer import Array, Buffer
@@ -25,7 +25,7 @@ class ShardSync(GradientSync):
     passes_factor: multiplied with accumulated gradients. early: see ShardDriver.
     """
 
-    def __init__(self, settings: Settings, *, passes_factor: float, early: bool) -> None:
+    def __init__(self, settings: OptimizerSettings, *, passes_factor: float, early: bool) -> None:
         self.passes_factor, self._early = passes_factor, early
         self._shards: ShardDriver | None = None
         self._closed = False

@@ -24,9 +24,11 @@ def read_allocation(environ: Mapping[str, str], slots: int | None = None) -> Fou
     for read in (*(scheduler.read for scheduler in list_schedulers()), read_sagemaker):
         found = read(variables)
         if found is not None:
-            found = replace(found, more=", or ".join(filter(None, (found.more, SET_SLOTS))), allocated=True)
+            found = replace(
+                found, more_slots_hint=", or ".join(filter(None, (found.more_slots_hint, SET_SLOTS))), allocated=True
+            )
             if slots:
                 return replace(found, hosts=set_slots(found.hosts, slots), ranks=None)
-            return replace(found, notes=(*found.notes, *filter(None, (found.slots_note,))))
+            return replace(found, notes=(*found.notes, *filter(None, (found.slots_hint,))))
     # Last, because inside a scheduler's job the scheduler's list takes precedence.
     return read_default_hostfile(variables, slots)

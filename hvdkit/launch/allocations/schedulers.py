@@ -38,7 +38,7 @@ from hvdkit.world import is_slurm_step
 #: Group of entry points, `NAME = module:READER`: an AllocationReader with this name.
 ENTRY_POINTS = "hvdkit.allocations"
 
-#: How to get more slots from any allocation; see FoundHosts.more.
+#: How to get more slots from any allocation; see FoundHosts.more_slots_hint.
 SET_SLOTS = "set them here with --slots-per-host"
 _FLUX_TIMEOUT_S = 20.0
 
@@ -77,7 +77,9 @@ def read_flux(environ: Mapping[str, str]) -> FoundHosts | None:
         raise LaunchError(f"{command}: {problem}. Name the hosts with -H.", code="flux-output") from None
     counted = "GPU" if any("gpu" in children for _, children in _list_children(json.loads(result.stdout))) else "core"
     note = f"{source}: a host has a slot for each {counted}. Set another number of ranks with --slots-per-host."
-    return FoundHosts(hosts, source, slots_note=note, more="request more with flux alloc or flux batch (-N, -n, -c)")
+    return FoundHosts(
+        hosts, source, slots_hint=note, more_slots_hint="request more with flux alloc or flux batch (-N, -n, -c)"
+    )
 
 
 def parse_resources(text: str) -> tuple[Host, ...]:
@@ -137,7 +139,7 @@ def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
             "before hvdrun, or name the hosts with -H.",
             code="htcondor-contact-file",
         ) from None
-    return FoundHosts(hosts, f"HTCondor's {path}", more="request more with machine_count")
+    return FoundHosts(hosts, f"HTCondor's {path}", more_slots_hint="request more with machine_count")
 
 
 def _parse_contacts(text: str, path: str) -> tuple[Host, ...]:
@@ -217,8 +219,8 @@ def _read_slurm(environ: Mapping[str, str]) -> FoundHosts | None:
         f"{source} was submitted without a number of tasks, so Slurm counts one for each CPU. "
         "Request --ntasks-per-node, or set the slots here with --slots-per-host."
     )
-    ranks, more = _count_slurm_tasks(environ, hosts, step), "request more from Slurm with --ntasks-per-node"
-    return FoundHosts(hosts, source, slots_note="" if requested else note, ranks=ranks, more=more)
+    ranks, more_slots_hint = _count_slurm_tasks(environ, hosts, step), "request more from Slurm with --ntasks-per-node"
+    return FoundHosts(hosts, source, slots_hint="" if requested else note, ranks=ranks, more_slots_hint=more_slots_hint)
 
 
 def _read_slurm_hosts(environ: Mapping[str, str], step: bool) -> list[Host]:
@@ -278,13 +280,15 @@ def _read_pbs(environ: Mapping[str, str]) -> FoundHosts | None:
     if "PBS_NODEFILE" not in environ:
         return None
     source = f"PBS job {environ.get('PBS_JOBID', '')}".rstrip()
-    more = "request more from PBS with select=...:mpiprocs=N"
+    more_slots_hint = "request more from PBS with select=...:mpiprocs=N"
     if "PBS_NUM_PPN" in environ:  # which PBS Professional and OpenPBS do not set
-        more = "request more from Torque with -l nodes=N:ppn=M"
+        more_slots_hint = "request more from Torque with -l nodes=N:ppn=M"
     found = find_hostfile(environ["PBS_NODEFILE"], "pbs")
-    note = f"{source}: Its nodefile lists each host once, which is one rank per host: {more}, or {SET_SLOTS}."
+    note = (
+        f"{source}: Its nodefile lists each host once, which is one rank per host: {more_slots_hint}, or {SET_SLOTS}."
+    )
     repeated = any(host.slots != 1 for host in found.hosts)
-    return replace(found, source=source, slots_note="" if repeated else note, more=more)
+    return replace(found, source=source, slots_hint="" if repeated else note, more_slots_hint=more_slots_hint)
 
 
 def _read_sge(environ: Mapping[str, str]) -> FoundHosts | None:
@@ -298,7 +302,7 @@ def _read_sge(environ: Mapping[str, str]) -> FoundHosts | None:
             f"{source}: NHOSTS={number}, but its PE_HOSTFILE has {len(found.hosts)} hosts. Name the hosts with -H.",
             code="sge-hosts-differ",
         )
-    return replace(found, source=source, more="request more with qsub -pe")
+    return replace(found, source=source, more_slots_hint="request more with qsub -pe")
 
 
 def _read_lsf(environ: Mapping[str, str]) -> FoundHosts | None:
@@ -308,7 +312,7 @@ def _read_lsf(environ: Mapping[str, str]) -> FoundHosts | None:
     source = f"LSF job {job}"
     found = _read_lsf_variables(environ, source)
     if found is None and "LSB_DJOB_HOSTFILE" in environ:
-        found = replace(find_hostfile(environ["LSB_DJOB_HOSTFILE"], "lsf"), source=source, more=_LSF_MORE)
+        found = replace(find_hostfile(environ["LSB_DJOB_HOSTFILE"], "lsf"), source=source, more_slots_hint=_LSF_MORE)
     if found is None:
         raise LaunchError(
             f"{source}: none of LSB_MCPU_HOSTS, LSB_HOSTS and LSB_DJOB_HOSTFILE is set. Name the hosts with -H.",
@@ -332,7 +336,7 @@ def _read_lsf_variables(environ: Mapping[str, str], source: str) -> FoundHosts |
                 raise LaunchError(
                     f"{source}: {name}: {problem}. Name the hosts with -H or --hostfile.", code="lsf-hosts"
                 ) from None
-            return FoundHosts(complete_slots(hosts, 1), source, more=_LSF_MORE)
+            return FoundHosts(complete_slots(hosts, 1), source, more_slots_hint=_LSF_MORE)
     return None
 
 

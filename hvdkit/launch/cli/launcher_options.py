@@ -6,7 +6,7 @@ import argparse
 
 from hvdkit.launch.cli.numbers import tcp_port
 from hvdkit.launch.cli.parser import Add
-from hvdkit.launch.plan.launcher_choice import LAUNCHERS
+from hvdkit.launch.plan.selected_launcher import LAUNCHERS
 
 
 def add_ssh_flags(group: argparse._ActionsContainer, *, shown: bool = True) -> None:

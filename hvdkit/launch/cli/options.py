@@ -49,7 +49,7 @@ _COMMON = {
 # The settings of the group "elastic"; other settings are in "settings".
 _ELASTIC = (
     *("elastic", "min_np", "max_np", "elastic_checkpoints"),
-    *("elastic_restarts", "elastic_patience_s", "elastic_save_s"),
+    *("elastic_restarts", "elastic_hang_timeout_s", "elastic_save_s"),
 )
 # Groups of settings in the long help; the short help has one group. Other settings are in "settings".
 _TUNING = (

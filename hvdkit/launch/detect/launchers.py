@@ -11,7 +11,7 @@ from pathlib import Path
 from hvdkit.errors import LaunchError
 from hvdkit.launch.allocations.schedulers import find_scheduler
 from hvdkit.launch.detect.mpi import find_mpi, query
-from hvdkit.launch.plan.launcher_choice import LauncherEnvironment
+from hvdkit.launch.plan.selected_launcher import LauncherEnvironment
 
 _SRUN_TIMEOUT_S = 20.0
 

@@ -33,7 +33,7 @@ class ElasticMonitor:
     ) -> None:
         self._ranks, self._control, self._plan, self._say = ranks, control, plan, say
         self._min_ranks = max(1, job.config.min_np) if job.survives else 0  # 0: the loss of any rank ends the job
-        self.hang_timeout_s = job.config.elastic_patience_s if job.elasticity is not Elasticity.OFF else 0.0
+        self.hang_timeout_s = job.config.elastic_hang_timeout_s if job.elasticity is not Elasticity.OFF else 0.0
         self.too_few = self.partitioned = False
         self._timeouts_problem = ""
 
@@ -93,7 +93,7 @@ class ElasticMonitor:
             if state.killed_by_hvdrun:
                 continue
             state.killed_by_hvdrun = True
-            self._say(f"{name_rank(self._ranks, rank)} is killed: {hanging[rank]} (--elastic-patience-s).")
+            self._say(f"{name_rank(self._ranks, rank)} is killed: {hanging[rank]} (--elastic-hang-timeout-s).")
             self._control.send(rank, wire.SIGNAL, str(int(signal.SIGKILL)).encode())
 
     def _comes_late(self, rank: int) -> bool:

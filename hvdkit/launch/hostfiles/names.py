@@ -44,9 +44,9 @@ class FoundHosts:
 
     source: the file, -H or the scheduler's job, for messages.
     notes: messages about how they were read, each of one or more sentences.
-    slots_note: a message that matters only if the user has not set the slots; "" for none.
+    slots_hint: a message that matters only if the user has not set the slots; "" for none.
     ranks: number of tasks of the scheduler's job; None for one on each slot.
-    more: how to get more slots from this source; "" for no special advice.
+    more_slots_hint: how to get more slots from this source; "" for no special advice.
     allocated: from a scheduler's allocation (or the launcher pod of an MPIJob), not from the command line.
     interface: name of the network interface for all hosts; "" for hvdrun's choice.
     """
@@ -55,10 +55,10 @@ class FoundHosts:
     source: str
     notes: tuple[str, ...] = ()
     ranks: int | None = None
-    more: str = ""
+    more_slots_hint: str = ""
     allocated: bool = False
     interface: str = ""
-    slots_note: str = ""
+    slots_hint: str = ""
 
 
 def merge_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:

@@ -18,7 +18,7 @@ class InitWait(NamedTuple):
     """A wait in hvd.init() that is due for a report.
 
     present: the ranks that wait. missing: the ranks that have not called it.
-    part: only the ranks in `present` and `missing` have to call it; other ranks of the job need not.
+    is_subset: only the ranks in `present` and `missing` have to call it; other ranks of the job need not.
     ended: the missing ranks that have ended, and never call it.
     """
 
@@ -26,22 +26,22 @@ class InitWait(NamedTuple):
     present: tuple[int, ...]
     missing: tuple[int, ...]
     over: bool  # the time limit has passed, or a missing rank has ended
-    part: bool = False
+    is_subset: bool = False
     ended: tuple[int, ...] = ()
 
 
 class InitWaits:
     """Finds out when a wait in hvd.init() is due for a report.
 
-    Ranks that form a world from a part of the job, see InitCall.part, have a wait of their own. Intervals are settings
-    of the rank that called init() first.
+    Ranks that form a world from some ranks of the job, see InitCall.ranks, have a wait of their own. Intervals are
+    settings of the rank that called init() first.
 
     fixed: the world cannot do without a rank that has ended, as it can in an elastic job.
     """
 
     def __init__(self, ranks: Ranks, *, fixed: bool = True) -> None:
         self._ranks, self._fixed = ranks, fixed
-        self._reported_s: dict[frozenset[int], float] = {}  # by part: time of the last report
+        self._reported_s: dict[frozenset[int], float] = {}  # by ranks of the world: time of the last report
 
     def left_s(self) -> float | None:
         """Return the seconds until a wait is due for a report or for its end; None without such a wait."""
@@ -55,13 +55,13 @@ class InitWaits:
         now = self._ranks.clock()
         first = self._ranks.states[present[0]]
         assert first.init_call is not None
-        _, shutdown_s, part = first.init_call
-        self._reported_s[part] = now
+        _, shutdown_s, subset = first.init_call
+        self._reported_s[subset] = now
         waited_s = now - first.init_called_s
-        missing = sorted((part or self._ranks.members) - set(present))
+        missing = sorted((subset or self._ranks.members) - set(present))
         ended = self._find_ended(missing) if waited_s >= _ENDED_S else ()
         over = bool(ended) or 0 < shutdown_s <= waited_s
-        return InitWait(waited_s, tuple(sorted(present)), tuple(missing), over, bool(part), ended)
+        return InitWait(waited_s, tuple(sorted(present)), tuple(missing), over, bool(subset), ended)
 
     def _find_ended(self, missing: Iterable[int]) -> tuple[int, ...]:
         """Return the missing ranks that have ended without a failure, which ends the job anyway, or a world before.
@@ -79,19 +79,19 @@ class InitWaits:
         for rank in self._ranks.members:
             state = self._ranks.states[rank]
             if state.init_call is not None:
-                waiting.setdefault(state.init_call.part, []).append((state.init_called_s, rank))
+                waiting.setdefault(state.init_call.ranks, []).append((state.init_called_s, rank))
         found = []
         now = self._ranks.clock()
-        for part, calls in waiting.items():
+        for subset, calls in waiting.items():
             since_s, first = min(calls)
             call = self._ranks.states[first].init_call
             assert call is not None
             due = []
             if call.check_s > 0:
-                due.append(max(since_s, self._reported_s.get(part, since_s)) + call.check_s)
+                due.append(max(since_s, self._reported_s.get(subset, since_s)) + call.check_s)
             if call.shutdown_s > 0:
                 due.append(since_s + call.shutdown_s)
-            if self._find_ended((part or self._ranks.members).difference(rank for _, rank in calls)):
+            if self._find_ended((subset or self._ranks.members).difference(rank for _, rank in calls)):
                 due.append(since_s + _ENDED_S)
             if due:
                 found.append((min(due) - now, [rank for _, rank in sorted(calls)]))
@@ -166,9 +166,9 @@ def describe_wait(wait: InitWait, ranks: Ranks, stacks: Mapping[int, Any]) -> li
     missing = wait.missing
     head = f"hvd.init() has been waiting for {wait.seconds:.0f} s: it was called by {_name(wait.present, ranks)}, "
     if not missing:
-        why = f"but the ranks cannot reach each other{f'; {START_MPI}' if wait.part else ''}. Their stacks:"
+        why = f"but the ranks cannot reach each other{f'; {START_MPI}' if wait.is_subset else ''}. Their stacks:"
         return [head + why, *_show(wait.present, ranks, stacks)]
-    all_ranks = "All ranks of its comm" if wait.part else "All ranks"
+    all_ranks = "All ranks of its comm" if wait.is_subset else "All ranks"
     what = f"and not by {_name(missing, ranks)}. {all_ranks} must call it. Stacks of the missing ranks:"
     return [head + what, *_show(missing, ranks, stacks)]
 

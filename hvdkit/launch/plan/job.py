@@ -12,6 +12,7 @@ from hvdkit.config import Config, read_config
 from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.plan.elasticity import Elasticity
+from hvdkit.launch.plan.gpu_sharing import GpuSharing
 
 AGENT = str(Path(__file__).parents[1] / "agent")
 
@@ -30,7 +31,7 @@ class Job:
     ssh_options, launcher_arguments: the user's own, for ssh and for the launcher.
     binding: the launcher's own options for binding ranks to cores; with None it does not bind.
     bind: how hvdkit then binds, see the setting.
-    own_gpus: the option or setting that requires one GPU a rank; "" to warn of ranks that share one, None to allow it.
+    gpu_sharing: what becomes of a job whose ranks would share GPUs.
     networks: interfaces or subnets for traffic between hosts; () to choose.
     tcp: use only TCP between hosts.
     elasticity: the reaction to the loss of ranks.
@@ -59,7 +60,7 @@ class Job:
     launcher_arguments: tuple[str, ...] = ()
     binding: tuple[str, ...] | None = None
     bind: str = "auto"
-    own_gpus: str | None = ""
+    gpu_sharing: GpuSharing = GpuSharing.WARNED
     networks: tuple[str, ...] = ()
     tcp: bool = False
     elasticity: Elasticity = Elasticity.OFF
@@ -109,13 +110,13 @@ class Launch:
     removed: tuple[str, ...] = ()
 
 
-def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int], more: str = "") -> int:
+def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, int], more_slots_hint: str = "") -> int:
     """Plan the number of ranks: as requested, or one for each slot.
 
     ranks: as requested, or None.
     hosts: to run on; () for this machine.
     cores: number of cores of hosts, by name, as far as known; for hosts without slots.
-    more: how to get more slots, for the message.
+    more_slots_hint: how to get more slots, for the message.
     Raises LaunchError if the ranks are more than the slots, or their number is unknown.
     """
     total = total_slots(hosts, cores) if hosts else None
@@ -131,7 +132,8 @@ def plan_ranks(ranks: int | None, hosts: tuple[Host, ...], cores: Mapping[str, i
         places = ", ".join(f"{host.name}:{host.slots or cores[host.name]}" for host in hosts)
         raise LaunchError(
             f"-np {ranks} is more than the {total} slot{'s' * (total != 1)} of {places}. "
-            f"Request {total} rank{'s' * (total != 1)}, or {more or 'give the hosts more slots, as in node1:4'}.",
+            f"Request {total} rank{'s' * (total != 1)}, "
+            f"or {more_slots_hint or 'give the hosts more slots, as in node1:4'}.",
             code="not-enough-slots",
         )
     return ranks

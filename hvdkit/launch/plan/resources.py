@@ -12,6 +12,7 @@ from typing import Any
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import format_cpus
+from hvdkit.launch.plan.gpu_sharing import GpuSharing
 
 #: The least shared memory for the buckets of a few ranks, in MiB; Docker's default is 64.
 LEAST_SHARED_MIB = 256
@@ -161,21 +162,20 @@ def find_shared_gpus(resources: Iterable[tuple[str, HostResources]]) -> list[tup
     return found
 
 
-def check_gpus(resources: Iterable[tuple[str, HostResources]], asked_by: str | None) -> list[str]:
+def check_gpus(resources: Iterable[tuple[str, HostResources]], sharing: GpuSharing) -> list[str]:
     """Describe the hosts on which ranks would share GPUs: a list of one text, or of none.
 
-    asked_by: the option or setting that requires one GPU a rank; shared GPUs then raise LaunchError. "" without one,
-    None if ranks may share GPUs.
+    sharing: what becomes of it. Raises LaunchError if it is refused.
     """
-    shared = find_shared_gpus(resources) if asked_by is not None else []
+    shared = find_shared_gpus(resources) if sharing is not GpuSharing.ALLOWED else []
     if not shared:
         return []
     places = "; ".join(f"{host}: {ranks} ranks, but {gpus} GPU{'s' * (gpus > 1)}" for host, ranks, gpus in shared)
     slots = ",".join(f"{host}:{gpus}" for host, _, gpus in shared)
-    why = f"{asked_by} asks for one GPU a rank" if asked_by else "NCCL refuses two ranks on one GPU"
+    why = f"{sharing.value} asks for one GPU a rank" if sharing.is_refused else "NCCL refuses two ranks on one GPU"
     cure = f"Start one rank a GPU (slots, as -H {slots}), or show the ranks more GPUs (CUDA_VISIBLE_DEVICES)"
-    other = "" if asked_by else "; a job on CPUs can hide them: CUDA_VISIBLE_DEVICES=''"
+    other = "" if sharing.is_refused else "; a job on CPUs can hide them: CUDA_VISIBLE_DEVICES=''"
     text = f"{places}. {why}. {cure}; tests of correctness can use --share-gpus{other}."
-    if asked_by:
+    if sharing.is_refused:
         raise LaunchError(text, code="gpus-shared")
     return [text]

@@ -279,7 +279,7 @@ class Runner:
             return
         resources = [(one.host, one.resources) for one in self._control.arrivals.values()]
         try:
-            troubles = check_gpus(resources, self.job.own_gpus)
+            troubles = check_gpus(resources, self.job.gpu_sharing)
             orders = self._plan_orders(self._control.arrivals.keys())
         except LaunchError as error:
             self._refused = str(error)

@@ -386,7 +386,7 @@ def describe_loss(ranks: Ranks, rank: int) -> str:
     if state.end is None:
         return f"{who} was lost: the connection to its agent has broken, or its host does not answer"
     if state.killed_by_hvdrun and state.end.signal == signal.SIGKILL:
-        return f"{who} was killed by hvdrun after --elastic-patience-s"
+        return f"{who} was killed by hvdrun after --elastic-hang-timeout-s"
     return f"{who} {explain_exit(state.end.code, state.end.signal, state.end.tail)}"
 
 

@@ -22,7 +22,7 @@ class Span:
     """An activity between two times, on the clock of its Steps.
 
     rank: its index among steps.ranks.
-    kind: one of the kinds of Shares, or "bucket".
+    kind: one of the kinds of TimeShares, or "bucket".
     step: number of the round.
     began, ended: times.
     bucket: its number, None for an activity of the training.

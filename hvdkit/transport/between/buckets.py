@@ -8,7 +8,7 @@ import numpy as np
 
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.collectives import all_gather_steps, own_range, reduce_scatter_steps, reduce_steps
-from hvdkit.transport.between.pipeline import Exchange
+from hvdkit.transport.between.pipeline import PipelinedExchange
 from hvdkit.transport.between.select import BetweenHosts
 from hvdkit.transport.between.wire import Wire
 from hvdkit.transport.buckets import ALLREDUCE, BucketSpec, InPlaceSegment, Phases, SteppedBuckets, plan_memory, see_as
@@ -27,7 +27,7 @@ class WireCrossing:
     def __init__(self, wire: Wire, arithmetic: Arithmetic, between: BetweenHosts) -> None:
         self.between = between
         self._wire, self._arithmetic = wire, arithmetic
-        self._exchange = Exchange(wire, wire.messages, arithmetic) if wire.messages is not None else None
+        self._exchange = PipelinedExchange(wire, wire.messages, arithmetic) if wire.messages is not None else None
 
     def __call__(
         self,

@@ -29,7 +29,7 @@ _WINDOW = 64  # segments in progress at once
 EXCHANGE_TAGS = TAGS - 64
 
 
-class Exchange:
+class PipelinedExchange:
     """Sums over the ranks of a wire that has messages; all ranks begin the sums in the same order."""
 
     def __init__(self, wire: Wire, messages: Messages, arithmetic: Arithmetic) -> None:

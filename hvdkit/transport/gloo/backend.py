@@ -17,7 +17,7 @@ from hvdkit.transport.gloo.rendezvous import (
     find_rendezvous_store,
 )
 from hvdkit.transport.gloo.transport import GlooTransport, open_gloo, open_rendezvous_store
-from hvdkit.transport.part import Part, runs_mpi
+from hvdkit.transport.rank_subset import RankSubset, runs_mpi
 from hvdkit.transport.single import SingleTransport
 from hvdkit.world import World
 
@@ -27,7 +27,7 @@ can_load = can_load_gloo
 JOB_SECRET = "HVDKIT_JOB_SECRET"
 
 
-def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | None]:
+def connect(world: World, subset: RankSubset | None) -> tuple[GlooTransport, Abort | None]:
     """See Backend.connect. If only MPI knows the ranks, it is used only to find the address of rank 0."""
     variables = read_environment()
     options: dict[str, Any] = {"host": world.host, "interface": read_interface(variables)}
@@ -38,17 +38,17 @@ def connect(world: World, part: Part | None) -> tuple[GlooTransport, Abort | Non
             f"{world.launcher} started the ranks without MPI, so they communicate over torch's Gloo. {error}. Or "
             "start the script with hvdrun, which uses MPI."
         ) from error
-    only_mpi_knows = part is not None or world.size == 0 or (world.launcher == "none" and runs_mpi())
+    only_mpi_knows = subset is not None or world.size == 0 or (world.launcher == "none" and runs_mpi())
     if world.size == 1 and not only_mpi_knows:
         return open_gloo(TransportRendezvousStore(SingleTransport()), 0, 1, **options), None
     place = StoreLocation("mpi") if only_mpi_knows else find_rendezvous_store(variables, world.launcher)
     if place.kind == "mpi":
         from hvdkit.transport.mpi import backend as mpi
 
-        mpi_transport, abort = mpi.connect(world, part)
-        if part is not None:
+        mpi_transport, abort = mpi.connect(world, subset)
+        if subset is not None:
             options["towards"] = address_towards(world.host)
-            options["host"] = f"{world.host} (job rank {part.ranks[mpi_transport.rank]})"
+            options["host"] = f"{world.host} (job rank {subset.ranks[mpi_transport.rank]})"
         transport = open_gloo(
             TransportRendezvousStore(mpi_transport), mpi_transport.rank, mpi_transport.size, **options
         )

@@ -1,4 +1,4 @@
-"""MPI as a backend (see transport/backend.py), which connects all processes of a job or a part of them."""
+"""MPI as a backend (see transport/backend.py), which connects all processes of a job or a subset of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvdkit.transport.mpi.library import (
 )
 from hvdkit.transport.mpi.transport import MpiTransport, open_mpi
 from hvdkit.transport.mpi.ulfm import has_changed
-from hvdkit.transport.part import Part, show_comm
+from hvdkit.transport.rank_subset import RankSubset, show_comm
 from hvdkit.world import World, check_world, under_agent
 
 if TYPE_CHECKING:
@@ -28,38 +28,38 @@ can_load = can_load_mpi
 takes_calls_from_threads = calls_from_any_thread
 
 
-def connect(world: World, part: Part | None) -> tuple[MpiTransport, Abort | None]:
+def connect(world: World, subset: RankSubset | None) -> tuple[MpiTransport, Abort | None]:
     """See Backend.connect."""
-    base = open_mpi(comm=open_part(part, world) if part is not None else None)
-    if part is None and not has_changed():
+    base = open_mpi(comm=open_rank_subset(subset, world) if subset is not None else None)
+    if subset is None and not has_changed():
         check_world(world, base.size, describe_mpi())
     return base, None if under_agent() else abort
 
 
-def open_part(part: Part, world: World) -> MPI.Intracomm:
-    """Make a communicator of the part; collective over its processes.
+def open_rank_subset(subset: RankSubset, world: World) -> MPI.Intracomm:
+    """Make a communicator of the subset; collective over its processes.
 
-    world: as read from the launcher's variables. Raises ConfigError if this process is not in the part or some of its
+    world: as read from the launcher's variables. Raises ConfigError if this process is not in the subset or some of its
     ranks do not exist, WorldError if launcher and MPI disagree.
     """
     mpi = load_mpi()
     job = mpi.COMM_WORLD
     check_world(world, job.size, describe_mpi())
-    if part.comm is not None:
-        return duplicate_comm(part.comm)
-    missing = [rank for rank in part.ranks if rank >= job.size]
+    if subset.comm is not None:
+        return duplicate_comm(subset.comm)
+    missing = [rank for rank in subset.ranks if rank >= job.size]
     if missing:
         raise ConfigError(
-            f"comm={show_comm(part.ranks)}: ranks {missing} do not exist, because MPI_COMM_WORLD has {job.size} "
+            f"comm={show_comm(subset.ranks)}: ranks {missing} do not exist, because MPI_COMM_WORLD has {job.size} "
             "processes. Start more processes, or remove these ranks from comm."
         )
-    if job.rank not in part.ranks:
+    if job.rank not in subset.ranks:
         raise ConfigError(
-            f"init(comm={show_comm(part.ranks)}) was called by rank {job.rank} of the job ({world.host}), which is "
+            f"init(comm={show_comm(subset.ranks)}) was called by rank {job.rank} of the job ({world.host}), which is "
             "not in comm. Only the ranks in comm may call init(). This rank must not call hvdkit, or must pass a "
             "list that contains it."
         )
-    return create_comm(job, part.ranks)
+    return create_comm(job, subset.ranks)
 
 
 def open_membership() -> Membership:

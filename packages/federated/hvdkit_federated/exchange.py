@@ -21,7 +21,7 @@ from hvdkit.engine.api import (
 )
 
 
-class Exchange(Protocol):
+class RoundCollectives(Protocol):
     """Collectives of a round, called by all ranks in one order."""
 
     rank: int
@@ -40,7 +40,7 @@ class Exchange(Protocol):
         """Broadcast rank 0's array (n,)."""
 
 
-class RankExchange:
+class EngineCollectives:
     """An Exchange among the ranks of a process set, on hvdkit's engine."""
 
     def __init__(self, process_set: ProcessSet) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hvdkit.engine.api import ProcessSet, global_process_set
 from hvdkit_federated.clients import Outcome, Train, check_outcomes, find_hosts, sample_clients, train_client
 from hvdkit_federated.errors import FederatedError
-from hvdkit_federated.exchange import Exchange, RankExchange
+from hvdkit_federated.exchange import EngineCollectives, RoundCollectives
 from hvdkit_federated.privacy import GaussianPrivacy
 from hvdkit_federated.secure import SecureAggregation
 from hvdkit_federated.secure_round import SecureRound
@@ -97,9 +97,9 @@ class Federation:
         Raises FederatedError on all ranks, with nothing changed, for weights or options that differ between ranks,
         updates that are not numbers of the right shapes, and too few clients; HorovodInternalError if a rank is lost.
         """
-        return self._round(RankExchange(self._process_set), weights, train)
+        return self._round(EngineCollectives(self._process_set), weights, train)
 
-    def _round(self, exchange: Exchange, weights: Sequence[NDArray[Any]], train: Train) -> Round:
+    def _round(self, exchange: RoundCollectives, weights: Sequence[NDArray[Any]], train: Train) -> Round:
         arrays, problem = _try_weights(weights)
         facts: dict[str, Any] = {"clients": self.clients, "wrong": problem, "alike": [self._describe(), digest(arrays)]}
         facts["seed"] = secrets.randbits(63) if self.privacy is not None else self.seed
@@ -142,7 +142,7 @@ class Federation:
         wrong = "" if secured is None else secured.check(_update(outcome))
         return replace(outcome, wrong=wrong)
 
-    def _mean(self, exchange: Exchange, total: Vector, samples: int, clients: int) -> Vector:
+    def _mean(self, exchange: RoundCollectives, total: Vector, samples: int, clients: int) -> Vector:
         if self.privacy is not None:
             noisy = self.privacy.noisy(total, np.random.default_rng()) if exchange.rank == 0 else total
             return exchange.broadcast(noisy) / (self.fraction * clients)
@@ -212,7 +212,7 @@ def _update(outcome: Outcome) -> tuple[Vector, int]:
     return outcome.update, outcome.count
 
 
-def _plain_sum(exchange: Exchange, left: Sequence[Outcome], size: int) -> tuple[Vector, int]:
+def _plain_sum(exchange: RoundCollectives, left: Sequence[Outcome], size: int) -> tuple[Vector, int]:
     """Sum count * update, (size,), and the counts over all ranks."""
     total = np.zeros(size + 1)
     for update, count in map(_update, left):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from hvdkit_federated.errors import FederatedError
-from hvdkit_federated.exchange import Exchange
+from hvdkit_federated.exchange import RoundCollectives
 from hvdkit_federated.secure import Participant, SecureAggregation, check_hidden, unmask
 from hvdkit_federated.vector import Vector
 
@@ -25,7 +25,7 @@ class SecureRound:
     """
 
     def __init__(
-        self, options: SecureAggregation, exchange: Exchange, hosts: Mapping[int, int], *, shrink: bool = False
+        self, options: SecureAggregation, exchange: RoundCollectives, hosts: Mapping[int, int], *, shrink: bool = False
     ) -> None:
         self._options, self._exchange, self._hosts = options, exchange, dict(hosts)
         self._threshold = options.threshold_of(hosts, exchange.size)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdkit.config import Config
-from hvdkit.engine.api import Abort, Engine, EngineProvider, Opener, Part, Transport
+from hvdkit.engine.api import Abort, Engine, EngineProvider, Opener, RankSubset, Transport
 from hvdkit.world import World
 from hvdkit_horovod.binding import Binding
 from hvdkit_horovod.choice import built_bindings, judge_offer
@@ -24,11 +24,11 @@ class HorovodProvider(EngineProvider):
         return judge_offer(built_bindings(), framework)
 
     def open(
-        self, config: Config, framework: str, part: Part | None, opener: Opener
+        self, config: Config, framework: str, subset: RankSubset | None, opener: Opener
     ) -> tuple[World, Transport, Abort | None]:
         from hvdkit_horovod.start import open_horovod
 
-        world, transport, abort = open_horovod(config, framework, part)
+        world, transport, abort = open_horovod(config, framework, subset)
         self.binding, self.manager = transport.binding, transport.binding.changes
         return world, transport, abort
 

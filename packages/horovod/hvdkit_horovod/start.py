@@ -6,10 +6,10 @@ import os
 
 from hvdkit.alias import real_horovod
 from hvdkit.config import Config
-from hvdkit.engine.api import Abort, Part
+from hvdkit.engine.api import Abort, RankSubset
 from hvdkit.errors import ConfigError, MissingDependencyError, WorldError
 from hvdkit.hook import install_exception_hook
-from hvdkit.transport.mpi.backend import open_part
+from hvdkit.transport.mpi.backend import open_rank_subset
 from hvdkit.transport.mpi.library import abort, call_mpi, can_load_mpi, load_mpi
 from hvdkit.world import World, check_world, complete_world, read_world, under_agent
 from hvdkit_horovod.binding import Binding
@@ -49,11 +49,11 @@ def variables_for(config: Config) -> dict[str, str]:
 
 
 def open_horovod(
-    config: Config, framework: str, part: Part | None = None
+    config: Config, framework: str, subset: RankSubset | None = None
 ) -> tuple[World, HorovodTransport, Abort | None]:
     """Start Horovod; returns the same as open_transport().
 
-    framework: framework whose binding is needed; "" if any will do. part: the processes that form the world; None for
+    framework: framework whose binding is needed; "" if any will do. subset: the processes that form the world; None for
         all.
     Raises MissingDependencyError if Horovod or its binding is missing, WorldError if Horovod and the launcher disagree,
     or Horovod does not start.
@@ -67,9 +67,9 @@ def open_horovod(
     end_job = abort if by_mpi and can_load_mpi() and not under_agent() else None
     install_exception_hook(world.rank, world.host, end_job)
     os.environ.update(variables_for(config))  # the only source of Horovod's settings; it reads them when it starts
-    if part is not None and not by_mpi:
+    if subset is not None and not by_mpi:
         raise ConfigError(
-            f"comm selects the job ranks {list(part.ranks)}, but the installed Horovod was built without MPI. Run "
+            f"comm selects the job ranks {list(subset.ranks)}, but the installed Horovod was built without MPI. Run "
             "`hvdkit build-horovod` on a system with MPI, or use the native engine (HVDKIT_ENGINE=native)."
         )
     with real_horovod():
@@ -78,7 +78,7 @@ def open_horovod(
     by_gloo = not basics.mpi_built() or os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
     if by_gloo and world.launcher != "horovodrun":
         check_world(world, 1, library)  # its Gloo would wait for the number of ranks in hvdrun's HOROVOD_SIZE
-    comm = open_part(part, world) if part is not None else None
+    comm = open_rank_subset(subset, world) if subset is not None else None
     try:
         binding.module.init(comm=comm, process_sets="dynamic")
     except ValueError as error:
@@ -87,14 +87,14 @@ def open_horovod(
         if comm is not None:
             call_mpi("MPI_Comm_free", comm.Free)  # Horovod has its own copy
     # horovodrun informs Horovod of later worlds, and the variables keep their first values.
-    if part is None and world.launcher != "horovodrun":
+    if subset is None and world.launcher != "horovodrun":
         check_world(world, basics.size(), library)
     facts = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     world = complete_world(
         world,
         **{fact: getattr(basics, fact)() for fact in facts},
         homogeneous=basics.is_homogeneous(),
-        job_ranks=part.ranks if part is not None else (),
+        job_ranks=subset.ranks if subset is not None else (),
     )
     sets = ProcessSets(binding.module, world.size)
     return world, HorovodTransport(binding, sets, range(world.size), world.rank), end_job

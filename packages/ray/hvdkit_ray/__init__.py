@@ -6,8 +6,8 @@ Each rank is one actor. The ranks communicate over Gloo, and over shared memory 
 from __future__ import annotations
 
 from hvdkit_ray.executor import ElasticRayExecutor, RayExecutor, run
-from hvdkit_ray.settings import Settings
+from hvdkit_ray.settings import RaySettings
 
 __version__ = "0.1.0"
 
-__all__ = ["ElasticRayExecutor", "RayExecutor", "Settings", "run"]
+__all__ = ["ElasticRayExecutor", "RayExecutor", "RaySettings", "run"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hvdkit.errors import RankLostError
 from hvdkit.optional_import import optional_import
 from hvdkit_ray.members import Worker
-from hvdkit_ray.settings import Settings
+from hvdkit_ray.settings import RaySettings
 
 ray = optional_import("ray")
 
@@ -25,7 +25,7 @@ _ASK_S = 60.0
 Lost = list[tuple[Worker, Exception]]
 
 
-def find_lost_members(members: Sequence[Worker], settings: Settings) -> Lost:
+def find_lost_members(members: Sequence[Worker], settings: RaySettings) -> Lost:
     """Find members that block the job: each with the error to report.
 
     A member is lost if it has not answered for elastic_timeout, or if others wait for it in hvd.init() for timeout_s.
@@ -48,7 +48,7 @@ def find_lost_members(members: Sequence[Worker], settings: Settings) -> Lost:
     return lost
 
 
-def find_lost_candidates(candidates: Sequence[Worker], settings: Settings) -> Lost:
+def find_lost_candidates(candidates: Sequence[Worker], settings: RaySettings) -> Lost:
     """Find candidates whose processes run but are not ready after timeout_s.
 
     They wait for room in Ray without limit.

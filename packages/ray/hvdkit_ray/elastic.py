@@ -27,7 +27,7 @@ from hvdkit.optional_import import optional_import
 from hvdkit_ray.actor import CONCURRENCY_GROUPS, CONTROL, ElasticRank
 from hvdkit_ray.answers import Lost, find_dead, find_lost_candidates, find_lost_members
 from hvdkit_ray.members import Worker, choose_members
-from hvdkit_ray.settings import Demand, Settings
+from hvdkit_ray.settings import Demand, RaySettings
 from hvdkit_ray.workers import first_line, is_death
 
 ray = optional_import("ray")
@@ -47,7 +47,7 @@ class ElasticWorkers:
     inside: do they use the placement group of this driver, if it has one?
     """
 
-    def __init__(self, demand: Demand, settings: Settings, env: Mapping[str, str], *, inside: bool = True) -> None:
+    def __init__(self, demand: Demand, settings: RaySettings, env: Mapping[str, str], *, inside: bool = True) -> None:
         self._demand, self._settings, self._inside = demand, settings, inside
         self._env = {**env, "HVDKIT_ELASTIC": "1"}
         self._members: list[Worker] = []

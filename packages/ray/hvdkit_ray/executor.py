@@ -11,7 +11,7 @@ from hvdkit.optional_import import optional_import
 from hvdkit_ray.elastic import ElasticWorkers
 from hvdkit_ray.settings import (
     Demand,
-    Settings,
+    RaySettings,
     check_env,
     check_resources,
     check_settings,
@@ -48,7 +48,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: RaySettings | None = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
         num_workers_per_host: int = 1,
@@ -92,14 +92,14 @@ class RayExecutor:
     @classmethod
     def create_settings(
         cls,
-        timeout_s: float = Settings.timeout_s,
+        timeout_s: float = RaySettings.timeout_s,
         ssh_identity_file: str | None = None,
         ssh_str: str | None = None,
-        placement_group_timeout_s: float = Settings.placement_group_timeout_s,
+        placement_group_timeout_s: float = RaySettings.placement_group_timeout_s,
         nics: Sequence[str] | None = None,
         *,
-        answer_timeout_s: float = Settings.answer_timeout_s,
-    ) -> Settings:
+        answer_timeout_s: float = RaySettings.answer_timeout_s,
+    ) -> RaySettings:
         """Return the settings of a job.
 
         timeout_s: seconds for all workers to start
@@ -110,7 +110,7 @@ class RayExecutor:
             example, its process is stopped
         """
         refuse_nics(nics)
-        return Settings(timeout_s, placement_group_timeout_s, answer_timeout_s)
+        return RaySettings(timeout_s, placement_group_timeout_s, answer_timeout_s)
 
     @property
     def num_workers(self) -> int:
@@ -270,7 +270,7 @@ class ElasticRayExecutor:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: RaySettings | None = None,
         use_gpu: bool = False,
         cpus_per_slot: float = 1,
         gpus_per_slot: float | None = None,
@@ -292,14 +292,14 @@ class ElasticRayExecutor:
         min_num_proc: int = 1,
         max_num_proc: int | None = None,
         reset_limit: int | None = None,
-        elastic_timeout: float = Settings.elastic_timeout,
-        timeout_s: float = Settings.timeout_s,
+        elastic_timeout: float = RaySettings.elastic_timeout,
+        timeout_s: float = RaySettings.timeout_s,
         ssh_identity_file: str | None = None,
         nics: Sequence[str] | None = None,
         min_np: int | None = None,
         max_np: int | None = None,
         **kwargs: Any,
-    ) -> Settings:
+    ) -> RaySettings:
         """Return the settings of an elastic job.
 
         min_num_proc: least number of ranks
@@ -316,7 +316,7 @@ class ElasticRayExecutor:
         if unknown := sorted(kwargs.keys() - {"verbose"}):
             raise LaunchError(f"{', '.join(unknown)}: no setting of an elastic job on Ray. Leave it out.")
         least, most = min_np if min_np is not None else min_num_proc, max_np if max_np is not None else max_num_proc
-        return plan_elastic(Settings(timeout_s), least, most, reset_limit, elastic_timeout)
+        return plan_elastic(RaySettings(timeout_s), least, most, reset_limit, elastic_timeout)
 
     def start(self) -> None:
         """Request the workers from Ray; returns at once. Raises LaunchError if it was called before."""

@@ -13,7 +13,7 @@ _ROUNDING = 1e-6  # 0.3 CPUs have room for three workers of 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
+class RaySettings:
     """Settings of a job, returned by create_settings().
 
     timeout_s: seconds for all workers to start and to import torch; in an elastic job also for each to call hvd.init()
@@ -118,12 +118,12 @@ def check_resources(cpus: float, use_gpu: bool, gpus: float | None) -> tuple[flo
 
 
 def plan_elastic(
-    settings: Settings,
+    settings: RaySettings,
     min_workers: int | None,
     max_workers: int | None,
     reset_limit: int | None,
     elastic_timeout: float | None,
-) -> Settings:
+) -> RaySettings:
     """Return the settings of an elastic job; arguments that are None leave them as they are. Raises LaunchError."""
     given: dict[str, Any] = {
         "min_workers": min_workers,
@@ -142,11 +142,11 @@ def plan_elastic(
     return check_settings(merged)
 
 
-def check_settings(settings: Any) -> Settings:
+def check_settings(settings: Any) -> RaySettings:
     """Return the settings, or the defaults. Raises LaunchError for other objects and for invalid time limits."""
     if settings is None:
-        return Settings()
-    if not isinstance(settings, Settings):
+        return RaySettings()
+    if not isinstance(settings, RaySettings):
         raise LaunchError(
             f"settings is a {type(settings).__name__}. Make it with create_settings() of hvdkit_ray.RayExecutor or "
             "ElasticRayExecutor, or leave it out."

@@ -12,7 +12,7 @@ from hvdkit.integrations.ranks import assign_ranks, new_secret, plan_variables
 from hvdkit.optional_import import optional_import
 from hvdkit_ray.actor import Arrival, Rank
 from hvdkit_ray.placement import Reservation, reserve
-from hvdkit_ray.settings import Demand, Settings
+from hvdkit_ray.settings import Demand, RaySettings
 from hvdkit_ray.signs import HeartbeatMonitor
 
 ray = optional_import("ray")
@@ -29,7 +29,7 @@ class Workers:
     actors: by rank, once they are connected. env: variables of their processes, set before Python starts.
     """
 
-    def __init__(self, demand: Demand, settings: Settings, given: Any, env: Mapping[str, str]) -> None:
+    def __init__(self, demand: Demand, settings: RaySettings, given: Any, env: Mapping[str, str]) -> None:
         self.actors: list[Any] = []
         self._demand, self._settings = demand, settings
         self._places: list[str] = []  # of each rank, for messages

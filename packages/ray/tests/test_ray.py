@@ -399,13 +399,13 @@ def make_elastic_job(monkeypatch: pytest.MonkeyPatch, members: int) -> Any:
 
     from hvdkit_ray import answers, elastic
     from hvdkit_ray.members import Worker
-    from hvdkit_ray.settings import Demand, Settings
+    from hvdkit_ray.settings import Demand, RaySettings
 
     fake = MagicMock(exceptions=ray.exceptions)
     fake.get.side_effect = lambda ref: ref()
     for module in (answers, elastic):
         monkeypatch.setattr(module, "ray", fake)
-    job = elastic.ElasticWorkers(Demand(1), Settings(min_workers=1, max_workers=members + 1), {})
+    job = elastic.ElasticWorkers(Demand(1), RaySettings(min_workers=1, max_workers=members + 1), {})
     job._members = [
         Worker(100 + rank, MagicMock(), None, rank=rank, place=f"process {rank}") for rank in range(members)
     ]
@@ -675,14 +675,14 @@ def test_workers_that_do_not_become_ranks_in_time_are_named(monkeypatch: pytest.
     import ray
 
     from hvdkit_ray import workers
-    from hvdkit_ray.settings import Demand, Settings
+    from hvdkit_ray.settings import Demand, RaySettings
 
     fake = MagicMock(exceptions=ray.exceptions)
     fake.get.side_effect = lambda ref: ref()
     fake.wait.side_effect = lambda refs, **_: (refs[:1], refs[1:])
     monkeypatch.setattr(workers, "ray", fake)
     job = workers.Workers.__new__(workers.Workers)
-    job._demand, job._settings, job._places = Demand(2), Settings(timeout_s=3), ["process 1", "process 2"]
+    job._demand, job._settings, job._places = Demand(2), RaySettings(timeout_s=3), ["process 1", "process 2"]
     first, lives = MagicMock(return_value=None), MagicMock(return_value=None)
     dies = MagicMock(side_effect=ray.exceptions.RayActorError(error_msg="killed"))
     with pytest.raises(LaunchError, match=r"1 of 2 workers have not answered within 3 s: rank 1 \(process 2\)"):

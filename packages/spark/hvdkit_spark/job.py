@@ -13,9 +13,9 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from hvdkit.errors import LaunchTimeoutError
+from hvdkit_spark.job_monitor import JobMonitor
 from hvdkit_spark.reports import Report, describe_loss
 from hvdkit_spark.task import RankSpec
-from hvdkit_spark.watch import Watch
 
 _LOOK_S = 0.25
 _END_S = 15.0  # Spark kills the Python workers of a cancelled job within 4 s
@@ -53,11 +53,11 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
 
     thread = InheritableThread(target=collect, name="hvdkit-spark-job", daemon=True)
     thread.start()
-    watch, verdict = Watch(ranks, start_timeout, time.monotonic()), None
+    watch, verdict = JobMonitor(ranks, start_timeout, time.monotonic()), None
     try:
         while thread.is_alive() and verdict is None:
             thread.join(_LOOK_S)
-            verdict = watch.judge(time.monotonic(), _count_active(context, group), bool(failures.value))
+            verdict = watch.check(time.monotonic(), _count_active(context, group), bool(failures.value))
     finally:
         if thread.is_alive():
             context.cancelJobGroup(group)

@@ -25,12 +25,12 @@ from hvdkit_spark.common.checkpoints import Checkpoint, Checkpoints
 from hvdkit_spark.common.dataset import Arrays, DataSet, RowGroup
 from hvdkit_spark.common.store import Store
 from hvdkit_spark.elastic import plan_elastic_env, plan_sizes, repeat
+from hvdkit_spark.job_monitor import GRACE_S, JobMonitor
 from hvdkit_spark.output import ERROR, OUT, LineSender, Output
 from hvdkit_spark.reports import Report, Status, describe_loss, read_results
 from hvdkit_spark.runner import _REFUSED, plan_env, refuse, run
 from hvdkit_spark.session import describe_loopback, wait_for_slots
 from hvdkit_spark.task import RankSpec, find_loopback, plan_environment, plan_rank
-from hvdkit_spark.watch import GRACE_S, Watch
 
 GROUPS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -125,10 +125,10 @@ def test_the_cause_is_told_from_what_follows_from_it() -> None:
 
 
 def test_a_job_is_ended_when_it_is_late_or_has_failed() -> None:
-    watch = Watch(2, 30.0, 0.0)
-    assert watch.judge(29.0, 1, False) is None and watch.judge(30.0, 0, False) == "late"
-    assert watch.judge(31.0, 2, False) is None and watch.judge(1000.0, 1, False) is None
-    assert watch.judge(1000.0, 2, True) is None and watch.judge(1000.0 + GRACE_S, 1, True) == "failed"
+    watch = JobMonitor(2, 30.0, 0.0)
+    assert watch.check(29.0, 1, False) is None and watch.check(30.0, 0, False) == "late"
+    assert watch.check(31.0, 2, False) is None and watch.check(1000.0, 1, False) is None
+    assert watch.check(1000.0, 2, True) is None and watch.check(1000.0 + GRACE_S, 1, True) == "failed"
 
 
 def test_waiting_for_executors_ends() -> None:

@@ -1,4 +1,4 @@
-"""Reads and checks the communicators of init() and ProcessSet(); init()'s can make a part of the job the world.
+"""Reads and checks the communicators of init() and ProcessSet(); init()'s can make a subset of the job the world.
 
 The other processes of the job never call hvdkit, so no function here is collective.
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankSubset:
     """Processes of the job that form a world.
 
-    ranks: their ranks in MPI_COMM_WORLD, in the order of the part. comm: the user's communicator; None for a list of
+    ranks: their ranks in MPI_COMM_WORLD, in the order of the subset. comm: the user's communicator; None for a list of
     ranks.
     """
 
@@ -43,7 +43,7 @@ def is_communicator(value: object) -> bool:
     return loaded is not None and isinstance(value, loaded.Comm)
 
 
-def read_part(comm: Any, world: World) -> Part | None:
+def read_rank_subset(comm: Any, world: World) -> RankSubset | None:
     """Return the processes that init()'s `comm` names; None for the whole job, in order. Not collective.
 
     comm: a communicator of mpi4py, ranks in MPI_COMM_WORLD, or None. world: as read from the launcher's variables.
@@ -66,7 +66,7 @@ def read_part(comm: Any, world: World) -> Part | None:
             "MPI can some of the ranks form a world of their own. Start the script with hvdrun or mpirun, or leave "
             "out comm and use a process set."
         )
-    return Part(ranks, comm if is_communicator(comm) else None)
+    return RankSubset(ranks, comm if is_communicator(comm) else None)
 
 
 def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def ranks_in_job(comm: Any, what: str) -> tuple[int, ...]:
 
 
 def _check_ranks(comm: Any) -> tuple[int, ...]:
-    """Return the ranks of a list as a tuple, checked to be a valid part."""
+    """Return the ranks of a list as a tuple, checked to be a valid subset."""
     try:
         ranks = tuple(operator.index(rank) for rank in comm) if isinstance(comm, Iterable) else ()
     except TypeError:

@@ -14,7 +14,7 @@ _PAUSE = 3.0  # times the median step: a longer step has for example an evaluati
 
 
 @dataclass(frozen=True)
-class Shares:
+class TimeShares:
     """The seconds of each step on each rank, (R, n): compute, loading, late and exposed add up to `step`.
 
     step: the whole step.
@@ -35,7 +35,7 @@ class Shares:
     usual: np.typing.NDArray[np.bool_]
 
 
-def split_steps(steps: Steps) -> Shares:
+def split_steps(steps: Steps) -> TimeShares:
     """Split the time of all steps.
 
     The last rank of a step is the rank whose last bucket is ready last. While it computes, the others wait for it, even
@@ -51,7 +51,7 @@ def split_steps(steps: Steps) -> Shares:
     waited_for = np.stack([np.where(last == rank, waits.sum(axis=0), 0.0) / others for rank in range(len(steps.ranks))])
     step = steps.seconds
     loading = np.minimum(steps.loading, np.maximum(step - waits - exposed, 0.0))
-    return Shares(step, step - loading - waits - exposed, loading, waits, exposed, waited_for, _find_usual(step))
+    return TimeShares(step, step - loading - waits - exposed, loading, waits, exposed, waited_for, _find_usual(step))
 
 
 def _overlap(steps: Steps, last: np.typing.NDArray[np.intp]) -> Floats:

@@ -10,7 +10,7 @@ GRACE_S = 8.0
 Verdict = Literal["failed", "late"]
 
 
-class Watch:
+class JobMonitor:
     """Decides when to abort a job. start_timeout: seconds until all ranks run. began: by the same clock as `now`."""
 
     def __init__(self, ranks: int, start_timeout: float, began: float) -> None:
@@ -18,7 +18,7 @@ class Watch:
         self._started = False
         self._failed: float | None = None
 
-    def judge(self, now: float, active: int, failed: bool) -> Verdict | None:
+    def check(self, now: float, active: int, failed: bool) -> Verdict | None:
         """Return the reason to end the job now; None if it is to continue.
 
         active: number of running tasks. failed: has a rank reported a failure?

@@ -83,5 +83,5 @@ def test_a_rank_that_hvdrun_killed_is_not_said_to_have_had_too_little_memory() -
     ranks.states[1].killed_by_hvdrun = True
     for rank in (1, 2):
         ranks.end(rank, End(137, signal.SIGKILL))
-    assert describe_loss(ranks, 1) == "rank 1 on a was killed by hvdrun after --elastic-patience-s"
+    assert describe_loss(ranks, 1) == "rank 1 on a was killed by hvdrun after --elastic-hang-timeout-s"
     assert "out of memory" in describe_loss(ranks, 2)

@@ -46,7 +46,7 @@ _PMI_OF: Mapping[str, tuple[str, ...]] = {"open_mpi": ("pmix",), "mpich": ("pmi2
 
 
 @dataclass(frozen=True)
-class LauncherChoice:
+class SelectedLauncher:
     """The program that starts the ranks.
 
     launcher: a name in LAUNCHERS.
@@ -79,7 +79,7 @@ class LauncherChoice:
         return replace(self.mpi, mpirun=self.program) if self.program else self.mpi
 
 
-def plan_launcher(environment: LauncherEnvironment, wish: str = "") -> LauncherChoice:
+def select_launcher(environment: LauncherEnvironment, wish: str = "") -> SelectedLauncher:
     """Choose the launcher.
 
     wish: the user's --launcher; "" for none.
@@ -117,8 +117,8 @@ def _explain_mpirun(environment: LauncherEnvironment, mpi: Mpi) -> str:
     return f"{launcher}: it starts its daemons through {through} if it was built with support for it, else over ssh"
 
 
-def _choose_mpirun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
-    return LauncherChoice("mpirun", reason, mpi=environment.mpi, qrsh=_qrsh(environment))
+def _choose_mpirun(environment: LauncherEnvironment, reason: str) -> SelectedLauncher:
+    return SelectedLauncher("mpirun", reason, mpi=environment.mpi, qrsh=_qrsh(environment))
 
 
 def _qrsh(environment: LauncherEnvironment) -> str:
@@ -133,7 +133,7 @@ _WITHOUT_PALS = {
 }
 
 
-def _choose_mpis_own(environment: LauncherEnvironment, wish: str) -> LauncherChoice:
+def _choose_mpis_own(environment: LauncherEnvironment, wish: str) -> SelectedLauncher:
     """Choose a launcher that belongs to the MPI. wish: mpirun, mpiexec or ssh."""
     mpi = environment.mpi
     if mpi is None:
@@ -143,10 +143,10 @@ def _choose_mpis_own(environment: LauncherEnvironment, wish: str) -> LauncherCho
     if wish == "mpirun":
         return _choose_mpirun(environment, "--launcher mpirun")
     program = environment.programs.get("mpiexec", "") if wish == "mpiexec" else ""
-    return LauncherChoice(wish, f"--launcher {wish}", mpi=mpi, program=program)
+    return SelectedLauncher(wish, f"--launcher {wish}", mpi=mpi, program=program)
 
 
-def _choose_srun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
+def _choose_srun(environment: LauncherEnvironment, reason: str) -> SelectedLauncher:
     if "srun" not in environment.programs:
         raise LaunchError(
             "--launcher srun: there is no srun on PATH. Load the site's Slurm module, or use --launcher ssh.",
@@ -166,7 +166,7 @@ def _choose_srun(environment: LauncherEnvironment, reason: str) -> LauncherChoic
             code="srun-pmi-library",
         )
     pmi = _choose_pmi(environment)
-    return LauncherChoice("srun", f"{reason}; ranks connect by {pmi}", environment.programs["srun"], mpi, pmi)
+    return SelectedLauncher("srun", f"{reason}; ranks connect by {pmi}", environment.programs["srun"], mpi, pmi)
 
 
 def _choose_pmi(environment: LauncherEnvironment) -> str:
@@ -195,7 +195,7 @@ def _choose_pmi(environment: LauncherEnvironment) -> str:
     )
 
 
-def _choose_jsrun(environment: LauncherEnvironment, reason: str) -> LauncherChoice:
+def _choose_jsrun(environment: LauncherEnvironment, reason: str) -> SelectedLauncher:
     if "jsrun" not in environment.programs:
         raise LaunchError("--launcher jsrun: there is no jsrun on PATH. Remove --launcher.", code="jsrun-missing")
     if environment.scheduler != "lsf":
@@ -203,4 +203,4 @@ def _choose_jsrun(environment: LauncherEnvironment, reason: str) -> LauncherChoi
             "--launcher jsrun: this is not an LSF job. Get one with bsub or hvdkit submit; or use --launcher ssh.",
             code="not-an-lsf-job",
         )
-    return LauncherChoice("jsrun", reason, environment.programs["jsrun"], environment.mpi)
+    return SelectedLauncher("jsrun", reason, environment.programs["jsrun"], environment.mpi)
