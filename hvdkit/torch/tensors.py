@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,33 +42,21 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return name_of_dtype(tensor.dtype)
 
 
-class _Memory:
-    """The memory of a tensor by numpy's array interface; keeps the tensor alive."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, storage: np.dtype[Any]) -> None:
-        self.tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": storage.str,
-            "shape": (tensor.numel(),),
-            "strides": (tensor.stride(0) * storage.itemsize,),
-            "data": (tensor.data_ptr(), False),
-        }
-
-
 def as_array(tensor: torch.Tensor, name: str) -> NDArray[Any]:
-    """View a CPU tensor (n,) as an array of STORAGE[name], sharing memory.
+    """View a contiguous CPU tensor (n,) as an array of STORAGE[name], sharing memory.
 
     Unlike Tensor.numpy() this leaves the tensor resizable: FSDP, among others, frees tensors by resizing them. Raises
     as numpy() does for a tensor that is not in the CPU's memory as it is, for example a conjugate.
     """
     plain = tensor.is_cpu and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
-    if not plain or not tensor.data_ptr():
+    address = tensor.data_ptr() if plain and tensor.is_contiguous() else 0
+    if not address:
         bits = _BITS.get(name)
         return (tensor if bits is None else tensor.view(bits)).numpy()
-    return np.asarray(_Memory(tensor, STORAGE[name]))
+    # 0.9 us less than by numpy's array interface, of some 15 us for one of many small operations
+    memory = (ctypes.c_char * tensor.nbytes).from_address(address)
+    memory.tensor = tensor  # type: ignore[attr-defined]  # the array keeps `memory` alive, and so the tensor
+    return np.frombuffer(memory, STORAGE[name])
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:

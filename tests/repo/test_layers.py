@@ -66,7 +66,7 @@ FRONT_DOORS = {
 # What engine and elastic import of the transport: what is the same for all transports, the codings of what is sent
 # between hosts, and the transport of a single rank. Nothing of the folders of a transport.
 COMMON_TRANSPORT = (
-    "addresses api arithmetic backend buckets buffer device division mailbox part polling select single "
+    "addresses api arithmetic backend buckets buffer device division mailbox polling rank_subset select single "
     "request small_collectives coding between.select"
 ).split()
 # Files that still import more. It gets shorter only.

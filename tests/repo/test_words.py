@@ -20,7 +20,7 @@ MOST = {
     "hear": 1,
     "hears": 0,
     "heard": 1,
-    "asked": 8,
+    "asked": 7,
     "settle": 7,
     "settled": 0,
     "piece": 9,
