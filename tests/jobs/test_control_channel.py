@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,10 @@ from hvdkit.launch.agent import rank, wire
 from hvdkit.launch.plan.job import AGENT, Job, Launch
 from hvdkit.launch.run.output import Interruption, Output
 from hvdkit.launch.run.runner import Runner
+from hvdkit.launch.state.control import ControlServer
 from hvdkit.launch.state.outcome import JobResult
+from hvdkit.launch.state.ranks import End, Ranks
+from hvdkit.launch.state.runtime_dir import RuntimeDirectory
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"the job's"
@@ -210,6 +214,13 @@ def test_what_was_changed_on_the_way_to_hvdrun_ends_the_job(what: str) -> None:
     assert "rank 0 on" in line and "has no valid code of the job's secret" in line
 
 
+def close_at_end(connection: socket.socket) -> None:
+    """Read what an agent sends, and close the connection after that, as hvdrun does."""
+    with connection:
+        while connection.recv(1 << 16):
+            pass
+
+
 @contextlib.contextmanager
 def agent_that_is_sent(
     orders: object,
@@ -245,6 +256,7 @@ def agent_that_is_sent(
             connection, session = connections[0]
             frames = [*before, (wire.GO, json.dumps(orders).encode()), *behind]
             connection.sendall(b"".join(session.seal(*frame) for frame in frames))
+            threading.Thread(target=close_at_end, args=(connection,), daemon=True).start()
             yield agent
         finally:
             agent.send_signal(signal.SIGTERM)
@@ -276,6 +288,28 @@ def test_a_question_while_ranks_are_on_their_way_does_not_end_them(tmp_path: Pat
 def test_an_end_that_comes_with_the_orders_is_heard() -> None:
     with agent_that_is_sent({"variables": {}}, "sleep", "60", behind=[(wire.STOP, b"")]) as agent:
         assert agent.wait(20) != 0
+
+
+async def _end_of_a_rank_read_late() -> End:
+    """Return how a rank has ended whose agent's last frames are read after a frame was sent to it."""
+    server = ControlServer(Ranks(1), lambda *_: None)
+    with RuntimeDirectory() as folder:
+        await server.open((), folder)
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", AGENT, "--", "true"), env={**os.environ, **server.variables}
+        )
+        await server.changed.wait_until(lambda: bool(server.connected), 20)
+        server.release({0: {"variables": {}}})
+        time.sleep(1)  # the loop stands still: the agent sends all its frames, and would end
+        server.send(0, wire.PROBE)
+        await server.changed.wait_until(lambda: not server.connected, 20)
+        assert await agent.wait() == 0
+        await server.close()
+    return server.ranks.ended[0]
+
+
+def test_a_frame_that_meets_the_end_of_an_agent_loses_no_report() -> None:
+    assert asyncio.run(_end_of_a_rank_read_late()).code == 0
 
 
 class _Hvdrun:

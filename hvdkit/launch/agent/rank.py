@@ -34,6 +34,7 @@ from .wire import ControlConnection, HvdrunLost
 
 KILL_AFTER_S = 2.0  # after SIGTERM
 DRAIN_S = 0.5  # time for output of remaining processes after the command's end
+CLOSE_S = 10.0  # time for hvdrun to read the rank's last frames
 #: Exit code -> time to wait for hvdrun. With 75 the other ranks may still be saving, until hvdrun ends them.
 BYE_AFTER_S = {75: float("inf")}
 #: Signals that do not end the job: a signal that arrives before the command's start is delivered right after it.
@@ -377,6 +378,8 @@ class Agent:
         self._send(wire.END, json.dumps(end).encode())
         if code and self.control is not None and not self.elastic:
             self._await_bye(code)
+        if self.control is not None:
+            self.control.finish(CLOSE_S)
         return code
 
     def _await_bye(self, code: int) -> None:

@@ -5,10 +5,12 @@ hvdkit.handshake authenticates the frames.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import socket
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,6 +90,22 @@ class ControlConnection:
         for _ in filter(lambda frame: frame[0] == PROBE, frames):
             self.send(PROBE)
         return [frame for frame in frames if frame[0] != PROBE]
+
+    def finish(self, seconds: float) -> None:
+        """Send no more, and wait until hvdrun has read everything and has closed the connection.
+
+        If this side closed at once, a frame from hvdrun that is on its way would break the connection, and hvdrun would
+        lose the frames that it has not read yet, as the report of the rank's end.
+
+        seconds: time after which the wait ends, for a hvdrun that is stopped.
+        """
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                self.socket.settimeout(left)
+                if not self.socket.recv(1 << 16):
+                    return
 
     def _send_some(self, view: memoryview) -> int:
         try:
