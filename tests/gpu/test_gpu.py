@@ -69,7 +69,7 @@ def test_a_cuda_graph_replays_a_step_or_is_refused_with_the_reason(device: str, 
             assert result["replay"] <= 1e-6 < result["step"]
 
 
-@on_a_gpu
+@on_each_device
 @pytest.mark.parametrize("place", ["allreduce", "backward"])
 def test_a_killed_rank_ends_the_others_within_ten_seconds(place: str, device: str, tmp_path: Path) -> None:
     marker = tmp_path / "killed"
