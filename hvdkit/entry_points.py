@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from hvdkit.errors import HvdkitError
@@ -37,6 +38,26 @@ def load_entry_point(entry: EntryPoint) -> Any:
             f"the package {name_package(entry)} cannot be loaded: {type(error).__name__}: {error}. Update or remove "
             "this package."
         ) from error
+
+
+def load_entry_points(group: str, own: Collection[str], find_flaw: Callable[[str, Any], str]) -> dict[str, Any]:
+    """Load the objects of a group, by name, in the order of the names.
+
+    own: hvdkit's names of such objects, which a package cannot replace.
+    find_flaw: takes the name and the object; returns how it is wrong, as "is not a Scheduler", "" if it is right.
+    Raises HvdkitError for a package that cannot be loaded, or whose object is wrong.
+    """
+    found: dict[str, Any] = {}
+    for name, entry in find_entry_points(group).items():
+        loaded = load_entry_point(entry)
+        flaw = find_flaw(name, loaded) or ("has the name of one of hvdkit's" if name in own else "")
+        if flaw:
+            raise HvdkitError(
+                f"the package {name_package(entry)} cannot be loaded: {entry.value} {flaw}. Update or remove this "
+                "package."
+            )
+        found[name] = loaded
+    return found
 
 
 def name_package(entry: EntryPoint) -> str:

@@ -20,8 +20,8 @@ class HvdkitLogger(Logger):
     Lightning passes numbers without their sample counts, so all ranks have the same weight, and samples_per_s is not
     written; sync_dist=True is not needed.
 
-    tensorboard, wandb, mlflow, csv: as for hvd.track(), which is called with the first values. A logger is one run,
-    also for test() after fit().
+    tensorboard, wandb, mlflow, csv, writers: as for hvd.track(), which is called with the first values. A logger is one
+    run, also for test() after fit().
     every: a window has log_every_n_steps times this number of steps.
     """
 
@@ -32,10 +32,17 @@ class HvdkitLogger(Logger):
         wandb: str | Mapping[str, Any] | None = None,
         mlflow: str | Mapping[str, Any] | None = None,
         csv: Path | None = None,
+        writers: Mapping[str, Any] | None = None,
         every: int = 10,
     ) -> None:
         super().__init__()
-        self._places = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
+        self._places = {
+            "tensorboard": tensorboard,
+            "wandb": wandb,
+            "mlflow": mlflow,
+            "csv": csv,
+            "writers": writers,
+        }
         self._every = every
         self._tracker: Tracker | None = None
 

@@ -202,8 +202,8 @@ class Tracker:
             except Exception as problem:
                 error = problem
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        text, output.resume, paths = broadcast_object((text, output.resume, output.targets.paths), name="track")
-        output.targets = output.targets.at(paths)  # for this rank, if it becomes rank 0
+        text, output.resume, places = broadcast_object((text, output.resume, output.targets.places), name="track")
+        output.targets = output.targets.at(places)  # for this rank, if it becomes rank 0
         if text:
             output.end("FAILED")
         if isinstance(error, (TrackError, MissingDependencyError)):
@@ -281,6 +281,7 @@ def track(
     wandb: str | Mapping[str, Any] | None = None,
     mlflow: str | Mapping[str, Any] | None = None,
     csv: Path | None = None,
+    writers: Mapping[str, Any] | None = None,
     every: int = 50,
 ) -> Tracker:
     """Make rank 0 write logged values, averaged over all ranks, and hvdkit's own series; collective.
@@ -289,6 +290,7 @@ def track(
     wandb: a project, or the arguments of wandb.init().
     mlflow: a tracking URI, or a mapping of uri, experiment, run_name, run_id and tags.
     csv: a file; it is appended to.
+    writers: name -> target, of writers of installed packages (entry points of the group hvdkit.writers).
     every: calls of log() per allreduce.
 
     Rank 0's values of these arguments are used, so they may contain the time.
@@ -298,7 +300,7 @@ def track(
     that is not installed.
     """
     current = runtime("track()")
-    given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
+    given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv, "writers": writers}
     config = current.config
     hvdrun = config.launcher_channel if config.metrics_s and config.launcher_channel else None
     tracker = Tracker(Targets(**given, hvdrun=hvdrun), every)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from bucket_checks import BUCKET_CHECKS
 from naive import random_numbers_as_naive
+from package_entry_points import plant_package
 from phase_checks import PHASE_CHECKS
 from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
@@ -21,9 +22,8 @@ from examples.extensions.clipped_average import ClippedAverage
 from examples.extensions.json_lines import JsonLines
 from examples.extensions.pickled_transport import PickledTransport
 from hvdkit.errors import PlanMismatchError
-from hvdkit.tracking import output
-from hvdkit.tracking.targets import Targets
-from hvdkit.tracking.writer import End, Writer
+from hvdkit.tracking.targets import ENTRY_POINTS
+from hvdkit.tracking.writer import End
 from hvdkit.tracking.writing_thread import WritingThread
 
 pytestmark = pytest.mark.ranks
@@ -119,21 +119,21 @@ def test_ranks_with_different_limits_do_not_train() -> None:
         assert "max_norm=1.0" in text and "max_norm=2.0" in text
 
 
-def track(path: str) -> None:
-    """Log with the example in place of the writers of hvd.track()."""
-
-    def open_example(targets: Targets) -> list[Writer]:
-        return [JsonLines(path)]
-
+def track(path: str, packages: str) -> None:
+    """Log with the example as the writer of an installed package. packages: folder of it."""
     with joined(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output, "open_writers", open_example)
-        with hvd.track(csv="not written", every=2) as tracker:
+        patch.syspath_prepend(packages)
+        with hvd.track(writers={"json_lines": path if hvd.rank() == 0 else "not written"}, every=2) as tracker:
             for step in range(3):
                 tracker.log({"loss": step + hvd.rank(), "share": float("nan")}, step=10 * step)
 
 
 def test_the_writer_gets_averages_of_all_ranks(tmp_path: Path) -> None:
-    run_ranks(3, track, str(tmp_path / "logs" / "run.jsonl"))
+    plant_package(
+        tmp_path, "planted_writers", "", ENTRY_POINTS, {"json_lines": "examples.extensions.json_lines:JsonLines"}
+    )
+    run_ranks(3, track, str(tmp_path / "logs" / "run.jsonl"), str(tmp_path))
+    assert not Path("not written").exists()
     rows = [json.loads(line) for line in (tmp_path / "logs" / "run.jsonl").read_text().splitlines()]
     assert [(row["step"], row["loss"], row["share"]) for row in rows] == [
         (0, 1.0, None),

@@ -18,7 +18,7 @@ class TrackCallback(MetricAverageCallback):
     The step of a value is the epoch, so hvdkit/step_ms is the time of an epoch with its validation. It averages as
     MetricAverageCallback does, which is then not needed. Put it after callbacks that write into the logs.
 
-    tensorboard, wandb, mlflow, csv: as for hvd.track(), which is called at the beginning of fit().
+    tensorboard, wandb, mlflow, csv, writers: as for hvd.track(), which is called at the beginning of fit().
     process_set: the ranks to average over; the own series are those of all ranks.
     """
 
@@ -29,10 +29,17 @@ class TrackCallback(MetricAverageCallback):
         wandb: str | Mapping[str, Any] | None = None,
         mlflow: str | Mapping[str, Any] | None = None,
         csv: Path | None = None,
+        writers: Mapping[str, Any] | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__(process_set=process_set)
-        self._places = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
+        self._places = {
+            "tensorboard": tensorboard,
+            "wandb": wandb,
+            "mlflow": mlflow,
+            "csv": csv,
+            "writers": writers,
+        }
         self._tracker: Tracker | None = None
         self._started = False  # whether the first window of hvdkit's own series has begun
         self._samples: float | None = None  # of the epoch's training, on this rank

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
-from hvdkit.errors import HvdkitError, LaunchError
+from hvdkit.entry_points import load_entry_points
+from hvdkit.errors import LaunchError
 from hvdkit.launch.hostfiles import FoundHosts, Host, complete_slots, find_hostfile, merge_hosts
 from hvdkit.launch.hostfiles.grammars import (
     SLURM_NODELISTS,
@@ -356,16 +356,10 @@ def list_schedulers() -> tuple[AllocationReader, ...]:
     A package cannot replace a reader of hvdkit's.
     Raises HvdkitError for a package that cannot be loaded, or whose entry point is not a reader of the same name.
     """
-    own = {each.name for each in SCHEDULERS}
-    readers = []
-    for name, entry in find_entry_points(ENTRY_POINTS).items():
-        reader = load_entry_point(entry)
-        right = isinstance(reader, AllocationReader) and reader.name == name
-        if name in own or not right:
-            why = f"is not an AllocationReader with the name {name}" if not right else "has the name of one of hvdkit's"
-            raise HvdkitError(
-                f"the package {name_package(entry)} cannot be loaded: {entry.value} {why}. Update or remove this "
-                "package."
-            )
-        readers.append(reader)
-    return (*SCHEDULERS, *readers)
+    packages = load_entry_points(ENTRY_POINTS, {each.name for each in SCHEDULERS}, _find_flaw)
+    return (*SCHEDULERS, *packages.values())
+
+
+def _find_flaw(name: str, reader: object) -> str:
+    right = isinstance(reader, AllocationReader) and reader.name == name
+    return "" if right else f"is not an AllocationReader with the name {name}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.config import read_environment
+from hvdkit.entry_points import load_entry_points
 from hvdkit.errors import SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.cli.numbers import nonnegative_int, positive_int
@@ -26,6 +27,9 @@ from hvdkit.tools.training_command import PLACEMENT, find_launcher, split_comman
 
 #: The schedulers, by the value of --scheduler.
 SCHEDULERS: Mapping[str, Scheduler] = {"slurm": SLURM, "pbs": PBS, "lsf": LSF, "k8s": KUBERNETES}
+
+#: Group of entry points, `NAME = module:SCHEDULER`: a Scheduler, the value of --scheduler is NAME.
+ENTRY_POINTS = "hvdkit.schedulers"
 
 #: The schedulers of Kubernetes, by the value of --kind.
 KINDS: Mapping[str, Scheduler] = {"mpijob": KUBERNETES, "trainjob": TRAINJOB}
@@ -62,7 +66,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=_EXAMPLES,
     )
     add = parser.add_argument
-    add("--scheduler", choices=tuple(SCHEDULERS), help="(default: the one whose sbatch, qsub or bsub is on PATH)")
+    add(
+        "--scheduler",
+        metavar="NAME",
+        help=f"{', '.join(SCHEDULERS)}, or one of an installed package (default: the one whose sbatch, qsub or bsub is "
+        "on PATH)",
+    )
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
     add("--tasks-per-node", type=positive_int, metavar="N", help="ranks on each node (default: --gpus-per-node)")
     add(
@@ -151,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
     if options.kind is not None and options.scheduler != "k8s":
         raise SubmitError(f"--kind {options.kind} is for Kubernetes. Add --scheduler k8s, or leave it out.")
     name = options.scheduler or find_scheduler(read_environment())
-    scheduler = KINDS[options.kind] if options.kind else SCHEDULERS[name]
+    scheduler = KINDS[options.kind] if options.kind else load_scheduler(name)
     job = make_job(options)
     script = scheduler.write(job)
     problems = [] if options.scheduler == "k8s" else list(_check_files(job))
@@ -168,6 +177,27 @@ def run(options: argparse.Namespace) -> int:
         raise SubmitError("; ".join(problems) + ". Nothing was submitted.")
     follow = sys.stdout.isatty() and not options.json if options.follow is None else options.follow
     return _submit(scheduler, job, script, follow=follow, as_json=options.json)
+
+
+def load_scheduler(name: str) -> Scheduler:
+    """Return the scheduler of this name, hvdkit's or an installed package's.
+
+    Raises SubmitError for an unknown name, HvdkitError for a package that cannot be loaded or whose object is wrong.
+    """
+    if name in SCHEDULERS:
+        return SCHEDULERS[name]
+    packages = load_entry_points(ENTRY_POINTS, SCHEDULERS, _find_flaw)
+    if name not in packages:
+        raise SubmitError(
+            f"--scheduler {name} is unknown. Choose one of {', '.join((*SCHEDULERS, *packages))}, or install the "
+            "package that has it."
+        )
+    scheduler: Scheduler = packages[name]
+    return scheduler
+
+
+def _find_flaw(name: str, scheduler: object) -> str:
+    return "" if isinstance(scheduler, Scheduler) else "is not a Scheduler of hvdkit.tools.submit.follow"
 
 
 def find_scheduler(environ: Mapping[str, str]) -> str:

@@ -1,0 +1,49 @@
+"""A scheduler of a package is a value of hvdkit submit --scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from package_entry_points import plant_package
+
+from hvdkit import cli
+from hvdkit.errors import HvdkitError, SubmitError
+from hvdkit.tools.submit.command import ENTRY_POINTS, load_scheduler
+
+SUBMIT = ["submit", "--nodes", "3", "--tasks-per-node", "4", "--time", "2h", "--dry-run"]
+
+
+def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    plant_package(folder, "planted_flux", "", ENTRY_POINTS, {name: value})
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_the_script_of_a_packages_scheduler_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(tmp_path, monkeypatch, "flux", "examples.extensions.flux_scheduler:FLUX")
+    assert cli.main([*SUBMIT, "--scheduler", "flux", "--", "python", "train.py"]) == 0
+    assert "# flux: --nodes=3 --nslots=3" in capsys.readouterr().out
+
+
+def test_an_unknown_scheduler_is_refused_with_those_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path, monkeypatch, "flux", "examples.extensions.flux_scheduler:FLUX")
+    with pytest.raises(SubmitError, match=r"^--scheduler fluks is unknown. Choose one of slurm, pbs, lsf, k8s, flux,"):
+        load_scheduler("fluks")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("flux", "examples.extensions.flux_scheduler:write_batch", "is not a Scheduler"),
+        ("flux", "examples.extensions.flux_scheduler:NOTHING", "AttributeError: .*NOTHING"),
+        ("slurm", "examples.extensions.flux_scheduler:FLUX", "has the name of one of hvdkit's"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_named(
+    name: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, monkeypatch, name, value)
+    with pytest.raises(HvdkitError, match=f"^the package planted_flux cannot be loaded: .*{message}"):
+        load_scheduler("melon")
