@@ -40,6 +40,7 @@ def test_an_odd_number_of_ranks_trains_as_one_process(backend: str, size: int) -
     run_check(size, backend, "keras_training:train", SPECS["Adam"])
 
 
+@pytest.mark.native("an engine gives each optimizer the same sums")
 @each_backend
 @pytest.mark.parametrize("option", OPTIONS)
 def test_what_an_optimizer_does_with_gradients_it_does_with_those_of_all_ranks(backend: str, option: str) -> None:
@@ -125,6 +126,7 @@ AGAIN = [
 ]  # it loads all frameworks anyway
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", *AGAIN])
 def test_all_frameworks_are_in_one_world(backend: str) -> None:
     run_check(2, backend, "keras_steps:other_names")

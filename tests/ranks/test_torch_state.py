@@ -364,8 +364,11 @@ def _check_resume(kind: Kind, trained: str, root: int, size: int) -> None:
         assert state == answers[root][2]
 
 
-@pytest.mark.parametrize("trained", ["none", "all", "root", "others"])
-@pytest.mark.parametrize("name", _all_optimizers())
+# Each optimizer with the root alone trained, which has state that the others lack; the other ways with one optimizer.
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [*((name, "root") for name in _all_optimizers()), ("Adam", "none"), ("Adam", "all"), ("Adam", "others")],
+)
 def test_training_goes_on_as_on_the_root(name: str, trained: str) -> None:
     _check_resume(Kind(name), trained, root=1, size=2)
 
