@@ -224,7 +224,7 @@ def _use_without_rank_one(pipes: PipeTransport, shared: bool) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shared_memory"])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gloo", "shared_memory"])
 def test_a_rank_that_dies_before_the_first_use_is_named(shared: bool) -> None:
     assert "Rank 1 on host here has died" in run_piped(3, _use_without_rank_one, shared)[0]
 

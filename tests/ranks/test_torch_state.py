@@ -219,7 +219,7 @@ def start_alike(transport: str, how: str) -> None:
     product(
         ["auto", "mpi"],
         ["state_dict", "any order", "named_parameters", "parameters"],
-        quick=lambda transport, how: transport == "auto" or how == "any order",
+        quick=lambda transport, how: (transport == "mpi") == (how == "any order"),
     ),
 )
 def test_parameters_are_overwritten_with_the_roots_in_place(transport: str, how: str, size: int) -> None:
@@ -378,7 +378,7 @@ def test_training_goes_on_as_on_the_root(name: str, trained: str) -> None:
     product(
         ["SGD", "Adam", "AdamW", "Adagrad"],
         ["none", "all", "root"],
-        quick=lambda name, trained: name == "SGD" or trained == "root",
+        quick=lambda name, trained: trained == "root",
     ),
 )
 def test_learning_rates_may_be_tensors(name: str, trained: str) -> None:
