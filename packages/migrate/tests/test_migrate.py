@@ -99,31 +99,37 @@ def test_every_finding_says_what_and_how(script: Path) -> None:
         assert bool(finding.write) is (finding.kind != "change")
 
 
-@settings(max_examples=40)
-@given(data=st.data())
-def test_other_formatting_and_broken_scripts_do_not_confuse_it(data: st.DataObject) -> None:
-    script = data.draw(st.sampled_from(SCRIPTS))
-    lines = script.read_text().splitlines()
-    for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(0, len(lines) - 1))
+@pytest.mark.parametrize("number", [10, pytest.param(40, marks=pytest.mark.slow)])
+def test_other_formatting_and_broken_scripts_do_not_confuse_it(number: int) -> None:
+    @settings(max_examples=number)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        script = data.draw(st.sampled_from(SCRIPTS))
+        lines = script.read_text().splitlines()
+        for _ in range(data.draw(st.integers(0, 3))):
+            at = data.draw(st.integers(0, len(lines) - 1))
+            if data.draw(st.booleans()):
+                lines.insert(
+                    at, data.draw(st.sampled_from(["", "# a comment", "    ", "\t# and a tab", "x = 1;", "pass"]))
+                )
+            else:
+                del lines[at]
         if data.draw(st.booleans()):
-            lines.insert(at, data.draw(st.sampled_from(["", "# a comment", "    ", "\t# and a tab", "x = 1;", "pass"])))
-        else:
-            del lines[at]
-    if data.draw(st.booleans()):
-        lines = [line.replace("    ", data.draw(st.sampled_from(["\t", "  "]))) for line in lines]
-    newline = data.draw(st.sampled_from(["\n", "\r\n"]))
-    text = newline.join(lines) + data.draw(st.sampled_from(["", newline, newline * 3]))
-    try:
-        made = plan(text, "train.py")
-    except MigrateError as error:
-        assert str(error).startswith("train.py:")
-        return
-    ast.parse(made.after)
-    if newline == "\r\n":
-        assert "\n" not in made.after.replace("\r\n", "")
-    if not made.of("break"):
-        assert plan(made.after, "train.py").after == made.after
+            lines = [line.replace("    ", data.draw(st.sampled_from(["\t", "  "]))) for line in lines]
+        newline = data.draw(st.sampled_from(["\n", "\r\n"]))
+        text = newline.join(lines) + data.draw(st.sampled_from(["", newline, newline * 3]))
+        try:
+            made = plan(text, "train.py")
+        except MigrateError as error:
+            assert str(error).startswith("train.py:")
+            return
+        ast.parse(made.after)
+        if newline == "\r\n":
+            assert "\n" not in made.after.replace("\r\n", "")
+        if not made.of("break"):
+            assert plan(made.after, "train.py").after == made.after
+
+    check()
 
 
 SMALL = """\
