@@ -47,6 +47,7 @@ def test_an_allreduce_beside_its_peers_and_a_baseline(tmp_path: Path) -> None:
     assert "Gloo" not in again.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_step_on_ranks_that_hvdrun_has_started_already(tmp_path: Path) -> None:
     words = ("bench", "step", "--models", "small layers", "--rounds", "1", "--alone", "--output", "step.json")

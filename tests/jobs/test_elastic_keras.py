@@ -58,7 +58,7 @@ def alone(*arguments: str, script: str = SCRIPT) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "victim"), [("torch", 0), ("tensorflow", 1)], indirect=["backend"])
+@pytest.mark.parametrize(("backend", "victim"), [("torch", 0)], indirect=["backend"])
 def test_the_others_go_on_and_one_comes_in_its_place(victim: int, backend: str) -> None:
     command = (SCRIPT, "60", "0.03", "3")
     job = train_and_kill(3, [victim], "--min-np", "2", command=command, committed=KILLED_AT)

@@ -63,7 +63,7 @@ def test_each_rank_has_a_full_log_and_the_folder_is_made(tmp_path: Path) -> None
         assert sorted(lines((folder / f"rank.{rank}.log").read_bytes())) == ["err", f"out {rank}"]
 
 
-@pytest.mark.parametrize("code", [pytest.param(1, marks=pytest.mark.slow), 3, 255])
+@pytest.mark.parametrize("code", [3, pytest.param(255, marks=pytest.mark.slow)])
 def test_the_exit_code_is_that_of_the_rank_that_failed(code: int) -> None:
     done = hvdrun(3, f"if rank == 1: print('why', file=sys.stderr); sys.exit({code})\ntime.sleep(60)")
     assert done.returncode == code, done.stderr.decode()
@@ -225,7 +225,7 @@ def test_a_rank_that_ends_its_script_while_the_others_shut_down_keeps_none_of_th
     assert (done.returncode, sorted(lines(done.stdout))) == (0, ["[1] done", "[2] done"]), done.stderr
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.slow), "mpi"])
 def test_no_thread_is_in_mpi_when_a_script_has_ended(transport: str) -> None:
     path = str(Path(__file__).parents[1] / "support" / "ending_script.py")
     done = hvdrun(2, f"import runpy; runpy.run_path({path!r})", "--transport", transport)

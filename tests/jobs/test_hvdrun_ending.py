@@ -38,7 +38,7 @@ from hvdkit.launch.state.ranks import End, Ranks
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_a_rank_leaves_running_in_another_process_group_is_ended_with_it(code: int) -> None:
     script = "import subprocess; child = subprocess.Popen(['sleep', '64'], preexec_fn=os.setpgrp, stdout=-3)"
     done = hvdrun(2, f"{script}\nprint(child.pid, flush=True)\nif rank == 1: sys.exit({code})")
@@ -68,7 +68,9 @@ def test_ctrl_c_while_hvdrun_waits_for_hosts_prints_no_traceback(tmp_path: Path)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_job_whose_output_nobody_reads_ends_when_it_is_asked_to(number: signal.Signals, code: int) -> None:
     """Like the output in a pager, or on a terminal after Ctrl-S."""
     source, target = os.pipe()

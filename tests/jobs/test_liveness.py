@@ -101,10 +101,10 @@ def wait_for_gradients_in_a_thread(transport: SharedMemoryTransport, end: Callab
 
 Wait = Callable[[SharedMemoryTransport, Callable[[], None]], None]
 WAITS = [
-    wait_for_a_bucket,
+    pytest.param(wait_for_a_bucket, marks=pytest.mark.slow),
     pytest.param(wait_for_a_reduce_scatter, marks=pytest.mark.slow),
     pytest.param(wait_for_an_all_gather, marks=pytest.mark.slow),
-    wait_in_allreduce,
+    pytest.param(wait_in_allreduce, marks=pytest.mark.slow),
     wait_for_gradients,
     pytest.param(wait_for_gradients_in_a_thread, marks=pytest.mark.slow),
 ]

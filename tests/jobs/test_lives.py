@@ -193,6 +193,7 @@ def test_a_quiet_job_does_not_say_that_it_waits_for_slots(quiet: tuple[str, ...]
         assert notes[0].startswith("hvdrun: there is 1 slot, and 2 are needed (-np): waiting up to ")
 
 
+@pytest.mark.slow
 def test_too_few_slots_are_left_and_something_is_saved(tmp_path: Path) -> None:
     discovery = ("--host-discovery-script", hosts_script(tmp_path, "localhost:2"), "--elastic-timeout", "1")
     options = ("--elastic-restarts", "-np", "2", "--min-np", "2", *discovery, *kept(tmp_path / "kept"))

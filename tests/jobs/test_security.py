@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import product
 from hvdrun_job import HVDRUN, SLEEP, descendants, environment, read_pids, started
 
 from hvdkit.handshake import Session, connect
@@ -178,10 +179,19 @@ def test_variables_that_are_kept_back_reach_no_rank() -> None:
     assert "-u API_KEY -u MY_TOKEN" in shown.stdout and "TOKENIZERS" not in shown.stdout
 
 
+_NO_NAMES = ["-oProxyCommand=x", "a b", "a;b", "$(id)", "`id`", "a\nb", "a|b", "@", "root@-x", "[::1;id]"]
+_WAYS = ["-H", "--hostfile", "--host-discovery-script"]
+
+
+# Each name, which all ways check alike, and each way with names of different kinds.
 @pytest.mark.parametrize(
-    "name", ["-oProxyCommand=x", "a b", "a;b", "$(id)", "`id`", "a\nb", "a|b", "@", "root@-x", "[::1;id]"]
+    ("way", "name"),
+    product(
+        _WAYS,
+        _NO_NAMES,
+        quick=lambda way, name: _WAYS.index(way) == _NO_NAMES.index(name) % len(_WAYS),
+    ),
 )
-@pytest.mark.parametrize("way", ["-H", "--hostfile", "--host-discovery-script"])
 def test_a_host_that_is_no_name_reaches_no_command_line(name: str, way: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"node1 slots=1\n{name}\n")
     given = f"node1:1,{name}" if way == "-H" else str(tmp_path / "hosts")

@@ -99,8 +99,14 @@ def test_the_end_is_passed_on_and_waited_for(scheduler: str, place: Path) -> Non
     assert "got TERM" in (place / "seen").read_text()
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
-@pytest.mark.parametrize(("name", "status"), [("TERM", 143), ("USR1", 9)])
+@pytest.mark.parametrize(
+    ("scheduler", "name", "status"),
+    [
+        pytest.param(scheduler, name, status, marks=[] if scheduler == quick else [pytest.mark.slow])
+        for name, status, quick in (("TERM", 143, "pbs"), ("USR1", 9, "lsf"))
+        for scheduler in ("slurm", "pbs", "lsf")
+    ],
+)
 def test_a_signal_that_comes_while_hvdrun_is_being_started_is_passed_on(
     scheduler: str, name: str, status: int, place: Path
 ) -> None:

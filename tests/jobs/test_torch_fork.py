@@ -32,7 +32,6 @@ def _run(case: str, progress: str, job: Path = TESTS / "fork_job.py") -> subproc
     ("case", "progress"),
     [
         pytest.param("workers", "thread", marks=pytest.mark.slow),
-        pytest.param("workers", "inline", marks=pytest.mark.slow),
         pytest.param("fork", "thread", marks=pytest.mark.slow),
         ("calls", "inline"),
     ],
@@ -105,6 +104,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_child_that_imports_the_script_again_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNGUARDED)

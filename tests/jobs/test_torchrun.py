@@ -52,7 +52,8 @@ def expect_digits(done: subprocess.CompletedProcess[str], last: str) -> None:
     assert len(re.findall(r"epoch \d+  loss ", done.stdout)) == EPOCHS
 
 
-@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the quick tier has a script under torchrun in test_torch_scripts.py
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_the_digits_are_learned_under_torchrun(tmp_path: Path, transport: str) -> None:
     name = "shared_memory" if transport == "auto" else transport
     done = torchrun(tmp_path, DIGITS, *ENOUGH, "--checkpoint", "digits.pt", HVDKIT_TRANSPORT=transport)

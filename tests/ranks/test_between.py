@@ -128,7 +128,7 @@ MPI = {"library", "doubling", "halving", "pieces"}
         pytest.param(2, "mpi", MPI, marks=pytest.mark.slow),
         (3, "mpi", MPI),
         pytest.param(5, "mpi", MPI, marks=pytest.mark.slow),
-        (4, "hierarchical_round_robin", MPI),
+        pytest.param(4, "hierarchical_round_robin", MPI, marks=pytest.mark.slow),
         pytest.param(4, "hierarchical_uneven", MPI, marks=pytest.mark.slow),
         pytest.param(3, "gloo", {"library", "pieces"}, marks=pytest.mark.slow),
     ],

@@ -32,8 +32,8 @@ def test_a_plain_script_is_short_and_knows_nothing_of_hvdkit(example: Path) -> N
     assert "hvd" not in example.read_text()
 
 
-#: The quick tier has one example of PyTorch's averages, the one of a simulation, and Lightning's.
-QUICK = {"pytorch_regression.py", "pytorch_simulation.py", "lightning_digits.py"}
+#: The quick tier has one example of PyTorch's averages.
+QUICK = {"pytorch_regression.py"}
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:

@@ -158,10 +158,8 @@ def _first_use_where_calls_take_turns(transport: str) -> Any:
     return _first_use_in_any_order(transport)
 
 
-@pytest.mark.parametrize(
-    "transport",
-    ["shared_memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpi", "hierarchical_pairs"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "mpi", "hierarchical_pairs"])
 def test_first_uses_take_turns_where_mpi_wants_that(transport: str) -> None:
     assert run_ranks(3, _first_use_where_calls_take_turns, transport, fresh=True, timeout=60) == [[2.0, 3.0]] * 3
 
@@ -182,7 +180,7 @@ def _used_by_one_rank_only(transport: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
 def test_a_set_that_some_have_used_is_removed(transport: str) -> None:
     assert run_ranks(3, _used_by_one_rank_only, transport, fresh=True) == [3] * 3
 
@@ -226,7 +224,7 @@ def _use_without_rank_one(pipes: PipeTransport, shared: bool) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["gloo", "shared_memory"])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gloo", "shared_memory"])
 def test_a_rank_that_dies_before_the_first_use_is_named(shared: bool) -> None:
     assert "Rank 1 on host here has died" in run_piped(3, _use_without_rank_one, shared)[0]
 

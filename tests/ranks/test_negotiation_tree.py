@@ -8,6 +8,7 @@ from math import log2
 
 import pytest
 import torch
+from cases import quick_ones
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
@@ -55,7 +56,7 @@ def _assert_logarithmic(cost: Cost) -> None:
     assert cost.seconds <= MOST * log2(cost.ranks) * (LINK.latency_s + LINK.message_s + LINK.byte_s * cost.nbytes), cost
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 9, 10, 64, 100, 1024])
+@pytest.mark.parametrize("size", quick_ones([2, 3, 8, 9, 10, 64, 100, 1024], 3, 8, 9, 100))
 def test_agreement_grows_with_the_logarithm_of_the_ranks(size: int) -> None:
     for cost in negotiate(size):
         _assert_logarithmic(cost)

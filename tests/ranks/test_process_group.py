@@ -35,7 +35,11 @@ def test_operations_are_those_of_gloo(body: Callable[[], None], size: int) -> No
     run_ranks(size, body)
 
 
-@pytest.mark.parametrize("body", [checks.check_reductions, checks.check_copies], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [checks.check_reductions, pytest.param(checks.check_copies, marks=pytest.mark.slow)],
+    ids=lambda body: body.__name__,
+)
 def test_one_rank(body: Callable[[], None]) -> None:
     run_ranks(1, body)
 

@@ -109,7 +109,7 @@ def _stay_equal(compression: str) -> list[float]:
     [
         pytest.param(1, "none", marks=pytest.mark.slow),
         pytest.param(2, "fp16", marks=pytest.mark.slow),
-        pytest.param(3, "none", marks=pytest.mark.native("Horovod's Adasum is for powers of two")),
+        pytest.param(3, "none", marks=[pytest.mark.native("Horovod's Adasum is for powers of two"), pytest.mark.slow]),
         pytest.param(4, "bf16", marks=[pytest.mark.native("Horovod adds no bfloat16"), pytest.mark.slow]),
     ],
 )

@@ -722,6 +722,7 @@ _SHARD = pytest.param(
 )
 
 
+@pytest.mark.slow  # the quick tier has compiled modules
 @pytest.mark.parametrize("options", [{}, _SHARD], ids=str)
 def test_a_compiled_step_may_contain_communication(options: dict[str, Any]) -> None:
     # What has been made beside a stand-in of the compiler is not known to the compiler, so no ranks that are there.

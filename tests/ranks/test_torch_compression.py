@@ -74,9 +74,10 @@ def test_a_coded_model_learns_as_well_on_every_rank_alike(transport: str) -> Non
 
 @pytest.mark.parametrize(
     "coding",
-    [TopK(0.05), pytest.param(PowerSGD(4), marks=pytest.mark.slow), pytest.param(Sign(), marks=pytest.mark.slow)],
+    [TopK(0.05), PowerSGD(4), Sign()],
     ids=str,
 )
+@pytest.mark.slow
 def test_a_coded_model_learns_as_well_after_an_infinite_step(coding: Any) -> None:
     plain = run_ranks(3, learn_digits, "hierarchical_uneven", hvd.Compression.none, 150)[0]
     results = run_ranks(3, learn_digits, "hierarchical_uneven", coding, 150, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import quick_ones
 from ranks import run_ranks
 from torch_world import joined
 
@@ -14,7 +15,10 @@ pytestmark = pytest.mark.ranks
 RANKS = 3
 SMALLEST = 2.0**-24  # above 0, in float16
 COUNTS = (RANKS, 60_000)  # sent at once, and through the ranks' memories
-TRANSPORTS = pytest.mark.parametrize("transport", ["auto", "mpi", "hierarchical_pairs", "hierarchical_uneven"])
+TRANSPORTS = pytest.mark.parametrize(
+    "transport",
+    quick_ones(["auto", "mpi", "hierarchical_pairs", "hierarchical_uneven"], "auto", "hierarchical_uneven"),
+)
 
 
 def _large(transport: str) -> None:

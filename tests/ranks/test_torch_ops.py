@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import product, quick_ones
 from numbers_of_ranks import DTYPES, FLOATS, INTEGERS, REDUCTIONS, pattern, reduced
 from ranks import run_ranks
 from torch_world import joined
@@ -23,6 +24,10 @@ pytestmark = pytest.mark.ranks
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 3])
 TRANSPORTS = ["auto", "mpi", "hierarchical_pairs"]
+SIZES_AND_TRANSPORTS = pytest.mark.parametrize(
+    ("size", "transport"),
+    product([1, 2, 3], TRANSPORTS, quick=lambda size, transport: size == 3 or (size, transport) == (1, "auto")),
+)
 KINDS: dict[Op, ReduceOp] = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 0, 2), (5,), (3, 4, 5)]
 LARGE = (150, 211)  # above small_bytes, 64 KiB, in all dtypes but the narrowest
@@ -64,8 +69,7 @@ def reduce_everything(transport: str) -> None:
 
 
 @pytest.mark.native("Horovod does not add every dtype; see test_torch_on_horovod.py")
-@SIZES
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@SIZES_AND_TRANSPORTS
 def test_allreduce_of_every_dtype_op_and_shape(transport: str, size: int) -> None:
     run_ranks(size, reduce_everything, transport)
 
@@ -105,7 +109,9 @@ def average_the_largest_integers(transport: str) -> None:
 
 
 @pytest.mark.native("Horovod does not add every dtype; see test_torch_on_horovod.py")
-@pytest.mark.parametrize("transport", [*TRANSPORTS, "hierarchical_over_gloo"])
+@pytest.mark.parametrize(
+    "transport", quick_ones([*TRANSPORTS, "hierarchical_over_gloo"], "auto", "hierarchical_over_gloo")
+)
 def test_averages_of_integers_do_not_wrap_and_sums_do(transport: str) -> None:
     run_ranks(3, average_the_largest_integers, transport)
 
@@ -374,8 +380,7 @@ def gather_everything(transport: str) -> None:
         expect(hvd.allgather(large[rank]), torch.cat(large))
 
 
-@SIZES
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@SIZES_AND_TRANSPORTS
 def test_allgather_joins_uneven_and_empty_parts(transport: str, size: int) -> None:
     run_ranks(size, gather_everything, transport)
 
@@ -424,8 +429,7 @@ def broadcast_everything(transport: str) -> None:
             expect(turned, tensor_of(root, (5, 6), "float32").t())
 
 
-@SIZES
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@SIZES_AND_TRANSPORTS
 def test_broadcast_from_every_root(transport: str, size: int) -> None:
     run_ranks(size, broadcast_everything, transport)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import quick_ones
 from ranks import RanksFailedError, run_ranks
 from torch_world import joined
 
@@ -80,7 +81,10 @@ def _never_comes(step: str, folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("step", STEPS)
+# Parameters in buffers, an object of a process set, gradients, and one object for a checkpoint.
+@pytest.mark.parametrize(
+    "step", quick_ones(STEPS, "broadcast_parameters", "add_process_set", "plan", "allgather_object.checkpoint")
+)
 def test_a_rank_that_never_comes_to_a_step_is_named(step: str, tmp_path: Path) -> None:
     told = _on(3, _never_comes, step, tmp_path, stall_check_s=0.5, stall_shutdown_s=1.0)
     for message in (told[0], told[2]):

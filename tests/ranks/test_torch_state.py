@@ -219,7 +219,7 @@ def start_alike(transport: str, how: str) -> None:
     product(
         ["auto", "mpi"],
         ["state_dict", "any order", "named_parameters", "parameters"],
-        quick=lambda transport, how: transport == "auto" or how == "any order",
+        quick=lambda transport, how: (transport == "mpi") == (how == "any order"),
     ),
 )
 def test_parameters_are_overwritten_with_the_roots_in_place(transport: str, how: str, size: int) -> None:
@@ -364,8 +364,11 @@ def _check_resume(kind: Kind, trained: str, root: int, size: int) -> None:
         assert state == answers[root][2]
 
 
-@pytest.mark.parametrize("trained", ["none", "all", "root", "others"])
-@pytest.mark.parametrize("name", _all_optimizers())
+# Each optimizer with the root alone trained, which has state that the others lack; the other ways with one optimizer.
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [*((name, "root") for name in _all_optimizers()), ("Adam", "none"), ("Adam", "all"), ("Adam", "others")],
+)
 def test_training_goes_on_as_on_the_root(name: str, trained: str) -> None:
     _check_resume(Kind(name), trained, root=1, size=2)
 
@@ -375,7 +378,7 @@ def test_training_goes_on_as_on_the_root(name: str, trained: str) -> None:
     product(
         ["SGD", "Adam", "AdamW", "Adagrad"],
         ["none", "all", "root"],
-        quick=lambda name, trained: name == "SGD" or trained == "root",
+        quick=lambda name, trained: trained == "root",
     ),
 )
 def test_learning_rates_may_be_tensors(name: str, trained: str) -> None:

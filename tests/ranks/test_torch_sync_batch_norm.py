@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import product
 from numpy.typing import NDArray
 from ranks import run_ranks
 from torch import nn
@@ -89,8 +90,9 @@ def assert_equal_to_one_process(size: int, options: tuple[Any, ...], tolerance: 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(
+    ("momentum", "affine"), product([0.1, None], [True, False], quick=lambda momentum, affine: affine == bool(momentum))
+)
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_equal_one_process_with_the_whole_batch(size: int, momentum: float | None, affine: bool) -> None:
     assert_equal_to_one_process(size, (momentum, affine, True, torch.float64), 1e-10)

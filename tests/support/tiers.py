@@ -18,7 +18,6 @@ _SLOW = {"backend": ("jax", "tensorflow"), "mode": ("eager", "session")}
 _QUICK = (
     "test_ranks_train_as_one_process[native-SGD-jax",
     "test_memory_of_jax[native-two_lists_on_jax",
-    "test_all_frameworks_are",
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from cases import quick_ones
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -397,11 +398,12 @@ def test_every_parser_is_fuzzed() -> None:
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.parametrize("number", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TEXTS)
-def test_any_text(name: str) -> None:
+def test_any_text(name: str, number: int) -> None:
     parser = TEXTS[name]
 
-    @EXAMPLES
+    @settings(EXAMPLES, max_examples=number)
     @given(_texts(parser.words))
     def check(text: str) -> None:
         with contextlib.suppress(*parser.raises):
@@ -415,9 +417,7 @@ _READS = "launch.hostfiles.parsing.find_hostfile"
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == _READS else []) for name in TEXTS]
-)
+@pytest.mark.parametrize("name", quick_ones(TEXTS, *(name for name in list(TEXTS)[::4] if name != _READS)))
 def test_a_long_text_takes_no_long_time(name: str) -> None:
     parser = TEXTS[name]
     for word in [*dict.fromkeys([*parser.words, *_ODD]), "[1]", "a[0-60000],", "[0-60000,", "1,", "(", "((((a", "- "]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdkit.errors import HostfileError, LaunchError
@@ -35,27 +35,39 @@ def host_lists(draw: st.DrawFn, carries: frozenset[str]) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-@pytest.mark.parametrize("name", DIALECTS)
-@given(data=st.data())
-def test_what_is_written_in_a_dialect_is_read_back(name: str, data: st.DataObject) -> None:
-    dialect = DIALECTS[name]
-    hosts = data.draw(host_lists(dialect.carries))
-    text, notes = convert(hosts, dialect)
-    assert notes == ()
-    read = parse_hostfile(text, "hosts", name)
-    assert read.hosts == complete_slots(hosts, dialect.default_slots)
-    assert read.notes == ()
+#: Examples of hypothesis.
+NUMBERS = pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.slow)])
 
 
+@NUMBERS
 @pytest.mark.parametrize("name", DIALECTS)
-@given(data=st.data())
-def test_what_is_written_is_recognised_or_it_is_said_that_it_may_mean_something_else(
-    name: str, data: st.DataObject
-) -> None:
+def test_what_is_written_in_a_dialect_is_read_back(name: str, number: int) -> None:
     dialect = DIALECTS[name]
-    hosts = data.draw(host_lists(dialect.carries))
-    read = parse_hostfile(convert(hosts, dialect)[0], "hosts")
-    assert read.hosts == complete_slots(hosts, dialect.default_slots) or "--hostfile-format" in read.notes[0]
+
+    @settings(max_examples=number)
+    @given(hosts=host_lists(dialect.carries))
+    def check(hosts: tuple[Host, ...]) -> None:
+        text, notes = convert(hosts, dialect)
+        assert notes == ()
+        read = parse_hostfile(text, "hosts", name)
+        assert read.hosts == complete_slots(hosts, dialect.default_slots)
+        assert read.notes == ()
+
+    check()
+
+
+@NUMBERS
+@pytest.mark.parametrize("name", DIALECTS)
+def test_what_is_written_is_recognised_or_it_is_said_that_it_may_mean_something_else(name: str, number: int) -> None:
+    dialect = DIALECTS[name]
+
+    @settings(max_examples=number)
+    @given(hosts=host_lists(dialect.carries))
+    def check(hosts: tuple[Host, ...]) -> None:
+        read = parse_hostfile(convert(hosts, dialect)[0], "hosts")
+        assert read.hosts == complete_slots(hosts, dialect.default_slots) or "--hostfile-format" in read.notes[0]
+
+    check()
 
 
 @given(data=st.data())

@@ -237,6 +237,7 @@ def test_a_file_that_is_something_else_does_not_fill_the_screen() -> None:
     assert "has 4900 more problems" in caught.value.problems[100]
 
 
+@pytest.mark.slow  # 66,000 hosts are read
 def test_a_range_too_far_does_not_fill_the_memory() -> None:
     with pytest.raises(HostfileError, match="more than 65536 hosts"):
         parse_hostfile("n[1-33000]\n" * 2, "hosts")

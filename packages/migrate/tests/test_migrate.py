@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import os
@@ -18,7 +19,7 @@ pytest.importorskip("libcst", reason="libcst is not installed")
 
 from hvdkit_migrate import cli
 from hvdkit_migrate.files import MigrateError
-from hvdkit_migrate.plan import plan
+from hvdkit_migrate.plan import Plan, plan
 from hvdkit_migrate.report import write_diff, write_report
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
@@ -41,6 +42,11 @@ BY_HAND = {
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
+@functools.cache  # the same plan is looked at in several ways
+def plan_of(script: Path) -> Plan:
+    return plan(script.read_text(), script.name)
+
+
 def comments_of(text: str) -> Counter[str]:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return Counter(one.string for one in tokens if one.type == tokenize.COMMENT)
@@ -48,7 +54,7 @@ def comments_of(text: str) -> Counter[str]:
 
 @each_script
 def test_report_and_diff_are_the_recorded_ones(script: Path) -> None:
-    made = plan(script.read_text(), script.name)
+    made = plan_of(script)
     told = write_report(made) + "\n" + write_diff(made)
     recorded = GOLDEN / f"migrate_{script.stem}.txt"
     if os.environ.get("HVDKIT_TEST_RECORD") == "1":
@@ -59,7 +65,7 @@ def test_report_and_diff_are_the_recorded_ones(script: Path) -> None:
 
 @each_script
 def test_what_cannot_be_done_for_certain_is_told(script: Path) -> None:
-    told = [finding.what for finding in plan(script.read_text(), script.name).of("break")]
+    told = [finding.what for finding in plan_of(script).of("break")]
     if script.stem in BY_HAND:
         assert any(BY_HAND[script.stem] in one for one in told)
     else:
@@ -68,7 +74,7 @@ def test_what_cannot_be_done_for_certain_is_told(script: Path) -> None:
 
 @each_script
 def test_a_migrated_script_compiles_and_is_left_alone(script: Path) -> None:
-    after = plan(script.read_text(), script.name).after
+    after = plan_of(script).after
     ast.parse(after)
     again = plan(after, script.name)
     if script.stem in BY_HAND:
@@ -80,44 +86,50 @@ def test_a_migrated_script_compiles_and_is_left_alone(script: Path) -> None:
 @each_script
 def test_comments_stay(script: Path) -> None:
     before = script.read_text()
-    assert comments_of(before) <= comments_of(plan(before, script.name).after)
+    assert comments_of(before) <= comments_of(plan_of(script).after)
 
 
 @each_script
 def test_every_finding_says_what_and_how(script: Path) -> None:
     text = script.read_text()
-    for finding in plan(text, script.name).findings:
+    for finding in plan_of(script).findings:
         assert 1 <= finding.line <= len(text.splitlines())
         assert finding.what.endswith((".", "?"))
         assert bool(finding.edits) is (finding.kind == "change")
         assert bool(finding.write) is (finding.kind != "change")
 
 
-@settings(max_examples=40)
-@given(data=st.data())
-def test_other_formatting_and_broken_scripts_do_not_confuse_it(data: st.DataObject) -> None:
-    script = data.draw(st.sampled_from(SCRIPTS))
-    lines = script.read_text().splitlines()
-    for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(0, len(lines) - 1))
+@pytest.mark.parametrize("number", [10, pytest.param(40, marks=pytest.mark.slow)])
+def test_other_formatting_and_broken_scripts_do_not_confuse_it(number: int) -> None:
+    @settings(max_examples=number)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        script = data.draw(st.sampled_from(SCRIPTS))
+        lines = script.read_text().splitlines()
+        for _ in range(data.draw(st.integers(0, 3))):
+            at = data.draw(st.integers(0, len(lines) - 1))
+            if data.draw(st.booleans()):
+                lines.insert(
+                    at, data.draw(st.sampled_from(["", "# a comment", "    ", "\t# and a tab", "x = 1;", "pass"]))
+                )
+            else:
+                del lines[at]
         if data.draw(st.booleans()):
-            lines.insert(at, data.draw(st.sampled_from(["", "# a comment", "    ", "\t# and a tab", "x = 1;", "pass"])))
-        else:
-            del lines[at]
-    if data.draw(st.booleans()):
-        lines = [line.replace("    ", data.draw(st.sampled_from(["\t", "  "]))) for line in lines]
-    newline = data.draw(st.sampled_from(["\n", "\r\n"]))
-    text = newline.join(lines) + data.draw(st.sampled_from(["", newline, newline * 3]))
-    try:
-        made = plan(text, "train.py")
-    except MigrateError as error:
-        assert str(error).startswith("train.py:")
-        return
-    ast.parse(made.after)
-    if newline == "\r\n":
-        assert "\n" not in made.after.replace("\r\n", "")
-    if not made.of("break"):
-        assert plan(made.after, "train.py").after == made.after
+            lines = [line.replace("    ", data.draw(st.sampled_from(["\t", "  "]))) for line in lines]
+        newline = data.draw(st.sampled_from(["\n", "\r\n"]))
+        text = newline.join(lines) + data.draw(st.sampled_from(["", newline, newline * 3]))
+        try:
+            made = plan(text, "train.py")
+        except MigrateError as error:
+            assert str(error).startswith("train.py:")
+            return
+        ast.parse(made.after)
+        if newline == "\r\n":
+            assert "\n" not in made.after.replace("\r\n", "")
+        if not made.of("break"):
+            assert plan(made.after, "train.py").after == made.after
+
+    check()
 
 
 SMALL = """\
