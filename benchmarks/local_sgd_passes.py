@@ -121,7 +121,7 @@ def _average_copies(parameters: Sequence[Any]) -> None:
 
     with torch.no_grad():
         copies = [parameter.detach().clone() for parameter in parameters]
-        for handle in [hvd.allreduce_async_(copy, hvd.Average, name=str(at)) for at, copy in enumerate(copies)]:
+        for handle in [hvd.allreduce_async_(copy, op=hvd.Average, name=str(at)) for at, copy in enumerate(copies)]:
             hvd.synchronize(handle)
         for parameter, copy in zip(parameters, copies, strict=True):
             parameter.copy_(copy)

@@ -308,7 +308,8 @@ def _interrupted() -> None:
         rank = hvd.rank()
         parameters = [torch.nn.Parameter(torch.full((3,), float(index))) for index in range(4)]
         optimizer = hvd.LocalSGD(torch.optim.SGD(parameters, 1.0), every=1)
-        drain, drained = BucketReducer._drain_oldest, []
+        drain = BucketReducer._drain_oldest
+        drained: list[BucketReducer] = []
 
         def fail_in_the_second(reducer: BucketReducer) -> None:
             if len(drained) == 1:
