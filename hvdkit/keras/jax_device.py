@@ -5,6 +5,8 @@ host does not wait. Only the last bucket's call makes XLA's stream wait for NCCL
 continue with backward. A scalar passes from call to call, so that all ranks enqueue the buckets in one order, in
 whatever order XLA would run the calls.
 
+DeviceReduction.trace() adds the calls to the program being traced; they execute DeviceReduction._run().
+
 Between its own call and the last one NCCL owns a bucket. For XLA the bucket is the result of the first and an argument
 of the other, shares its memory with both, and has no other use, so XLA has no reason to touch or move it. The last
 call checks that its address is unchanged.
@@ -62,9 +64,9 @@ class DeviceReduction:
         self._started: list[list[int]] = []  # addresses of the round's buckets so far
         last = len(self._buckets) - 1
         self._calls = [
-            jax_in_place.BufferCall(functools.partial(self._enqueue, bucket, bucket)) for bucket in range(last + 1)
+            jax_in_place.BufferCall(functools.partial(self._run, bucket, bucket)) for bucket in range(last + 1)
         ]
-        self._whole = jax_in_place.BufferCall(functools.partial(self._enqueue, 0, last))
+        self._whole = jax_in_place.BufferCall(functools.partial(self._run, 0, last))
 
     def enter(self) -> bool:
         """Connect the ranks; collective. Returns False if gradients must go through the host.
@@ -103,7 +105,7 @@ class DeviceReduction:
         self._arrays = collective_step(group.engine, "plan", attach, name=name)
         return bool(self._arrays)
 
-    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+    def trace(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the reduced gradients, as values of the program being traced; each has its gradient's dtype.
 
         Outside of a program a single call reduces them: between two calls, XLA would copy memory that NCCL owns.
@@ -114,16 +116,16 @@ class DeviceReduction:
         if isinstance(given[0], jax.core.Tracer):
             reduced: list[Any] = []
             for bucket, call in zip(self._buckets[:-1], self._calls, strict=False):
-                some, after = call(given[len(reduced) : len(reduced) + len(bucket)], after)
+                some, after = call.trace(given[len(reduced) : len(reduced) + len(bucket)], after)
                 reduced += some
-            results, _ = self._calls[-1]([*reduced, *given[len(reduced) :]], after)
+            results, _ = self._calls[-1].trace([*reduced, *given[len(reduced) :]], after)
         else:
-            results, _ = self._whole(given, after)
+            results, _ = self._whole.trace(given, after)
         by_index = dict(zip(order, results, strict=True))
         return [by_index[at].astype(gradient.dtype) for at, gradient in enumerate(gradients)]
 
-    def _enqueue(self, first: int, last: int, context: Any, buffers: Sequence[Any], results: Sequence[Any]) -> None:
-        """Start the buckets from `first` to `last`; with the very last bucket, end the round.
+    def _run(self, first: int, last: int, context: Any, buffers: Sequence[Any], results: Sequence[Any]) -> None:
+        """Start, when a program runs, the buckets from `first` to `last`; with the very last bucket, end the round.
 
         buffers, results: these buckets' gradients; in the last call those of earlier calls precede them.
         """

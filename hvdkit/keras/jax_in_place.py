@@ -2,6 +2,9 @@
 
 jax.experimental.io_callback copies the arguments and results of a callback to new memory each time.
 jax.experimental.buffer_callback passes the memory itself. It is experimental, as io_callback is.
+
+Functions named trace run while JAX traces a program: they add a call to it, once. Functions named run are what the
+program calls, each time it runs.
 """
 
 from __future__ import annotations
@@ -34,69 +37,44 @@ def works() -> bool:
     return has_call() and jax.default_backend() == "cpu"
 
 
-class OrderedCall:
-    """A function of numpy arrays that a program calls each time it runs, in order with all such calls.
-
-    work: gets the arrays to read and, in a second list, the arrays to fill. Without `kinds` both have the same
-    shapes and dtypes, and share their memory if XLA can arrange that. The owner must keep this object as long as
-    programs run.
-    """
-
-    def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
-        self._work, self._in_place = work, InPlace(work)
-
-    def __call__(self, arrays: Sequence[Any], kinds: Sequence[jax.ShapeDtypeStruct] | None = None) -> list[Any]:
-        """Return the results of `work`, as values of the program being traced. kinds: of the results."""
-        if not works():
-            shapes = list(map(_kind, arrays)) if kinds is None else list(kinds)
-            work = functools.partial(self._with_copies, shapes)
-            copied: list[Any] = io_callback(work, shapes, *arrays, ordered=True)
-            return copied
-        return _in_order([self._in_place], [arrays], kinds)
-
-    def _with_copies(self, kinds: Sequence[jax.ShapeDtypeStruct], *arrays: Any) -> list[Array]:
-        sources = [np.asarray(array) for array in arrays]
-        results = [np.empty(kind.shape, kind.dtype) for kind in kinds]
-        self._work(sources, results)
-        return results
-
-
-class OrderedCalls:
-    """Functions of numpy arrays that a program calls one after the other, each when the arrays that it reads are ready.
-
-    They are in order with all ordered calls. works: each gets the arrays to read and, in a second list, the arrays that
-    all of them fill, which do not move until the last one has returned. Requires works().
-    """
-
-    def __init__(self, works: Sequence[Callable[[list[Array], list[Array]], None]]) -> None:
-        self._calls = [InPlace(work if not number else _keeping(work)) for number, work in enumerate(works)]
-
-    def __call__(self, arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-        """Return the filled arrays. arrays: those that each function reads; they are freed after their last reader."""
-        return _in_order(self._calls, arrays, kinds)
-
-
-def _in_order(
-    calls: Sequence[InPlace], arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct] | None
+def trace_in_order(
+    calls: Sequence[InPlace], arrays: Sequence[Sequence[Any]], kinds: Sequence[jax.ShapeDtypeStruct] | None = None
 ) -> list[Any]:
+    """Add calls to the program being traced, one after the other, in order with all such calls; return their results.
+
+    calls: each is executed when the arrays that it reads are ready. The owner must keep them as long as programs run.
+        Several calls fill the same results, which do not move until the last one has returned: all but the first are of
+        keep_results(), and works() is true.
+    arrays: those that each call reads; they are freed after their last reader.
+    kinds: of the results. Without them, for one call, the results have the shapes and dtypes of its arrays, and share
+        their memory if XLA can arrange that.
+    """
+    if not works():
+        (call,), (given,) = calls, arrays
+        shapes = list(map(_kind, given)) if kinds is None else list(kinds)
+        copied: list[Any] = io_callback(functools.partial(call.run_on_copies, shapes), shapes, *given, ordered=True)
+        return copied
     # The calls themselves are unordered, so they go between two ordered ones.
-    after = io_callback(_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
+    after = io_callback(_run_begin, jax.ShapeDtypeStruct((), np.int32), ordered=True)
     results: list[Any] = []
     for call, given in zip(calls, arrays, strict=True):
-        results, after = call([*results, *given], after, kinds, kept=len(results))
-    io_callback(_end, None, after, ordered=True)
+        results, after = call.trace([*results, *given], after, kinds, kept=len(results))
+    io_callback(_run_end, None, after, ordered=True)
     return results
 
 
-def _keeping(work: Callable[[list[Array], list[Array]], None]) -> Callable[[list[Array], list[Array]], None]:
-    """Check that the results of earlier calls have not moved, and pass `work` the arrays after them."""
+def keep_results(run: Callable[[list[Array], list[Array]], None]) -> Callable[[list[Array], list[Array]], None]:
+    """Return the function of a later call of trace_in_order(), which gets the results of earlier calls as well.
 
-    def keep(arrays: list[Array], results: list[Array]) -> None:
+    The returned function checks that these have not moved, and passes `run` the arrays after them.
+    """
+
+    def run_after_check(arrays: list[Array], results: list[Array]) -> None:
         for before, now in zip(arrays, results, strict=False):
             check_in_place(address_of(before), now)
-        work(arrays[len(results) :], results)
+        run(arrays[len(results) :], results)
 
-    return keep
+    return run_after_check
 
 
 def address_of(array: Array) -> int:
@@ -118,33 +96,33 @@ def _kind(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
-def _begin() -> Array:
+def _run_begin() -> Array:
     return np.zeros((), np.int32)
 
 
-def _end(_: Any) -> None:
+def _run_end(_: Any) -> None:
     pass
 
 
 class BufferCall:
     """A function of XLA's own memory that a program calls each time it runs, unordered.
 
-    work: gets XLA's context of the call, the buffers to read and, in a second list, the buffers to fill. Without
-    `kinds` both have the same shapes and dtypes, and share their memory if XLA can arrange that. The owner must keep
-    this object as long as programs run.
+    run: gets XLA's context of the call, the buffers to read and, in a second list, the buffers to fill. Without
+        `kinds` both have the same shapes and dtypes, and share their memory if XLA can arrange that. The owner must
+        keep this object as long as programs run.
     """
 
-    def __init__(self, work: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> None:
-        self.work = work
+    def __init__(self, run: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> None:
+        self.run = run
         # One object for all calls: JAX caches compilations outside of jit by it. It must not keep `self` alive.
         self._callback = functools.partial(_run, weakref.ref(self))
 
-    def __call__(
+    def trace(
         self, arrays: Sequence[Any], after: Any, kinds: Sequence[jax.ShapeDtypeStruct] | None = None, *, kept: int = 0
     ) -> tuple[list[Any], Any]:
-        """Return the results of `work`, and a scalar that is ready after it.
+        """Add the call to the program being traced; return the results of `run`, and a scalar that is ready after it.
 
-        arrays: for `work` to read.
+        arrays: for `run` to read.
         after: a scalar that must be ready before.
         kinds: of the results.
         kept: number of results that share the memory of the first arrays.
@@ -159,13 +137,22 @@ class BufferCall:
 
 
 class InPlace(BufferCall):
-    """A BufferCall on the CPU; work: gets numpy arrays; see OrderedCall."""
+    """A BufferCall on the CPU.
 
-    def __init__(self, work: Callable[[list[Array], list[Array]], None]) -> None:
-        def work_on_arrays(_: Any, buffers: Sequence[Any], results: Sequence[Any]) -> None:
-            work([np.asarray(buffer) for buffer in buffers], [np.asarray(result) for result in results])
+    run: gets the arrays to read and, in a second list, the arrays to fill, as numpy arrays; see BufferCall.
+    """
 
-        super().__init__(work_on_arrays)
+    def __init__(self, run: Callable[[list[Array], list[Array]], None]) -> None:
+        def run_on_arrays(_: Any, buffers: Sequence[Any], results: Sequence[Any]) -> None:
+            run([np.asarray(buffer) for buffer in buffers], [np.asarray(result) for result in results])
+
+        super().__init__(run_on_arrays)
+
+    def run_on_copies(self, kinds: Sequence[jax.ShapeDtypeStruct], *arrays: Any) -> list[Array]:
+        """Execute `run` where XLA's memory cannot be had: on copies of the arrays, and into new memory."""
+        results = [np.empty(kind.shape, kind.dtype) for kind in kinds]
+        self.run(None, arrays, results)
+        return results
 
 
 def _run(owner: weakref.ref[BufferCall], context: Any, results: Sequence[Any], *buffers: Any) -> None:
@@ -175,4 +162,4 @@ def _run(owner: weakref.ref[BufferCall], context: Any, results: Sequence[Any], *
             "The DistributedOptimizer that this training step was compiled with no longer exists. Keep a reference to "
             "the optimizer."
         )
-    call.work(context, buffers[:-1], results[:-1])
+    call.run(context, buffers[:-1], results[:-1])

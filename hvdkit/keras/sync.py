@@ -93,22 +93,17 @@ class GradientSync:
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce the gradients that are about to be applied; collective, unless an outer optimizer has done so."""
-        return self._reduce(gradients, variables, lambda driver, some, theirs: driver.reduce(some, theirs))
+        return self._reduce(gradients, variables)
 
     def reduce_window(self, gradients: Sequence[Any], due: Callable[[], Any]) -> list[Any]:
         """Reduce the averages of a window, for the variables of `window_of`; see StrategyDriver.reduce_window."""
-        reduced = self._reduce(
-            gradients, self._variables, lambda driver, some, theirs: driver.reduce_window(some, theirs, due)
-        )
+        reduced = self._reduce(gradients, self._variables, due)
         if self._passes_factor != 1.0:
             reduced = [None if gradient is None else gradient * self._passes_factor for gradient in reduced]
         return reduced
 
     def _reduce(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        act: Callable[[StrategyDriver, Sequence[Any], Sequence[Any]], list[Any]],
+        self, gradients: Sequence[Any], variables: Sequence[Any], due: Callable[[], Any] | None = None
     ) -> list[Any]:
         result = list(gradients)
         if self._done or self._driver is None:
@@ -120,7 +115,9 @@ class GradientSync:
                 result[index] = gradient / self._size
         self._reduced = bool(shared)
         if shared:
-            reduced = act(self._driver, [result[index] for index in shared], [variables[index] for index in shared])
+            some, theirs = [result[index] for index in shared], [variables[index] for index in shared]
+            driver = self._driver
+            reduced = driver.reduce(some, theirs) if due is None else driver.reduce_window(some, theirs, due)
             for index, gradient in zip(shared, reduced, strict=True):
                 result[index] = gradient
         return result

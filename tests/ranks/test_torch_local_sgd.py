@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, train_here, weights
 
 import hvdkit.torch as hvd
+from hvdkit.engine.planned.reducer import BucketReducer
+from hvdkit.errors import RankLostError
 from hvdkit.strategies.outer import OuterSGD
 
 pytestmark = pytest.mark.ranks
@@ -281,6 +284,60 @@ def _in_particular() -> None:
 @pytest.mark.native("nothing here depends on the engine")
 def test_in_particular() -> None:
     run_ranks(2, _in_particular)
+
+
+def _unchanged() -> list[bool]:
+    with joined():
+        start = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+        trained, unused = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+        optimizer = hvd.LocalSGD(torch.optim.SGD([trained, unused], 0.1), every=2)
+        for _ in range(6):
+            trained.grad = torch.full_like(trained, float(hvd.rank()))
+            optimizer.step()
+        return [torch.equal(parameter, start) for parameter in (trained, unused)]
+
+
+@pytest.mark.native("nothing here depends on the engine")
+def test_a_parameter_that_no_rank_changes_keeps_its_bits() -> None:
+    """A mean of equal numbers need not be that number on three ranks: one in seven of these would change."""
+    assert run_ranks(3, _unchanged) == [[False, True]] * 3
+
+
+def _interrupted() -> None:
+    with joined(fusion_bytes=0):  # a bucket for each parameter
+        rank = hvd.rank()
+        parameters = [torch.nn.Parameter(torch.full((3,), float(index))) for index in range(4)]
+        optimizer = hvd.LocalSGD(torch.optim.SGD(parameters, 1.0), every=1)
+        drain = BucketReducer._drain_oldest
+        drained: list[BucketReducer] = []
+
+        def fail_in_the_second(reducer: BucketReducer) -> None:
+            if len(drained) == 1:
+                raise RankLostError("Rank 3 was lost.")
+            drained.append(reducer)
+            drain(reducer)
+
+        def step() -> None:
+            for parameter in parameters:
+                parameter.grad = torch.full((3,), -float(rank))
+            optimizer.step()
+
+        step()
+        mean = (hvd.size() - 1) / 2
+        assert [one.tolist() for one in parameters] == [[index + mean] * 3 for index in range(4)]
+        with (
+            mock.patch.object(BucketReducer, "_drain_oldest", fail_in_the_second),
+            pytest.raises(RankLostError, match="Rank 3 was lost"),
+        ):
+            step()
+        assert len(drained) == 1
+        assert [one.tolist() for one in parameters] == [[index + mean + rank] * 3 for index in range(4)]
+
+
+@pytest.mark.native("the average is one of hvdkit's own buckets")
+def test_an_average_that_a_lost_rank_interrupts_leaves_every_parameter_as_it_was() -> None:
+    """One bucket's average is there when the error is raised; a model of which a part is averaged is nobody's."""
+    run_ranks(3, _interrupted)
 
 
 def _without_a_step() -> None:

@@ -52,7 +52,7 @@ def _jax_gpu() -> Iterator[dict[str, Any]]:
         mock.patch.object(gpu, "common_gpu", lambda: 0),
         mock.patch.object(gpu, "address_of", lambda buffer: np.asarray(buffer).__array_interface__["data"][0]),
         mock.patch.object(gpu, "stream_of", lambda _: 0),
-        mock.patch.object(in_place.OrderedCall, "__call__", refuse),
+        mock.patch.object(in_place, "trace_in_order", refuse),
         mock.patch.object(groups, "open_device", lambda index: CudaDevice(load_driver(path), index)),
     ):
         yield {"device_transport": "nccl", "nccl_library": path}
@@ -97,7 +97,7 @@ def buckets(option: dict[str, Any], steps: int) -> None:
     option: of the optimizer, with which it steps so often.
     """
     in_place = importlib.import_module("hvdkit.keras.jax_in_place")
-    plain = in_place.BufferCall.__call__
+    plain = in_place.BufferCall.trace
     traced: list[list[int]] = []
     calls: list[int] = []
 
@@ -107,7 +107,7 @@ def buckets(option: dict[str, Any], steps: int) -> None:
 
     with (
         _gpu(calls=calls) as settings,
-        mock.patch.object(in_place.BufferCall, "__call__", call),
+        mock.patch.object(in_place.BufferCall, "trace", call),
         joined(**settings, fusion_bytes=0),
     ):
         reference, model, data, spec = make_model(), make_model(), make_data(), {**SGD, **option}
@@ -141,7 +141,7 @@ def interrupted() -> None:
 
     def call(bucket: int, *places: int) -> None:
         reduction._arrays, reduction._rounds = [mock.Mock(), mock.Mock()], mock.Mock()
-        reduction._enqueue(bucket, bucket, None, places, places)
+        reduction._run(bucket, bucket, None, places, places)
 
     with mock.patch.multiple(
         module.jax_gpu, address_of=lambda place: place, index_of=lambda _: 0, stream_of=lambda _: 0
@@ -209,8 +209,8 @@ def different_models() -> None:
 
 def coded() -> None:
     """What NCCL cannot send goes through the host, on all ranks."""
-    ordered_call = importlib.import_module("hvdkit.keras.jax_in_place").OrderedCall
-    allowed = mock.patch.object(ordered_call, "__call__", ordered_call.__call__)
+    in_place = importlib.import_module("hvdkit.keras.jax_in_place")
+    allowed = mock.patch.object(in_place, "trace_in_order", in_place.trace_in_order)
     with _jax_gpu() as settings, allowed, joined(**{**settings, "transport": "mpi"}):
         data = make_data()
         reference, model = make_model(), make_model()

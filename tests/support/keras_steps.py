@@ -147,8 +147,8 @@ def two_lists_on_jax() -> None:
         two, three, bad = times(2), times(3), made.InPlace(fails)
 
         def program(x: Any, y: Any) -> Any:
-            (a, b), done = two([x, y], keras.ops.zeros((), "int32"))
-            (c,), _ = three([y], done)
+            (a, b), done = two.trace([x, y], keras.ops.zeros((), "int32"))
+            (c,), _ = three.trace([y], done)
             return a, b, c, y
 
         x, y = keras.ops.ones((2, 0, 3)), keras.ops.ones((4,), "bfloat16")
@@ -158,9 +158,9 @@ def two_lists_on_jax() -> None:
             assert (a.shape, float(b.sum()), float(c.sum()), float(kept.sum())) == ((2, 0, 3), 8.0, 12.0, 4.0)
         assert order == [2, 3] * 3
         with raises(Exception, "ValueError: said by the function"):
-            jax.block_until_ready(jax.jit(lambda one: bad([one], keras.ops.zeros((), "int32")))(y))
+            jax.block_until_ready(jax.jit(lambda one: bad.trace([one], keras.ops.zeros((), "int32")))(y))
         held = [times(5)]
-        orphan = jax.jit(lambda one: held[0]([one], keras.ops.zeros((), "int32"))[0][0])
+        orphan = jax.jit(lambda one: held[0].trace([one], keras.ops.zeros((), "int32"))[0][0])
         assert float(orphan(y).sum()) == 20.0
         held.clear()
         with raises(Exception, "no longer exists"):
@@ -181,7 +181,7 @@ def jax_works_in_xlas_memory() -> None:
         call = made.InPlace(work)
 
         def program(*arrays: Any) -> Any:
-            return call([one * 2 for one in arrays], keras.ops.zeros((), "int32"))[0]
+            return call.trace([one * 2 for one in arrays], keras.ops.zeros((), "int32"))[0]
 
         results = jax.jit(program)(keras.ops.ones((3, 50)), keras.ops.ones((7,), "bfloat16"), keras.ops.ones(()))
         assert [float(keras.ops.sum(one)) for one in results] == [300.0, 14.0, 2.0] and seen == [[True] * 3]

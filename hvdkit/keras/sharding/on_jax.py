@@ -1,4 +1,7 @@
-"""Sharded state on the JAX backend: reduced and gathered by calls from within the compiled step."""
+"""Sharded state on the JAX backend: reduced and gathered by calls from within the compiled step.
+
+The methods of ShardDriver run while a step is traced; the functions named run are what the program calls in each step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
-from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, address_of, check_in_place, works
+from hvdkit.keras.jax_in_place import InPlace, address_of, check_in_place, keep_results, trace_in_order, works
 from hvdkit.keras.settings import check_shape
 from hvdkit.keras.sharding.drivers import ShardDriver, Sum
 from hvdkit.transport.buffer import STORAGE, Array
@@ -43,7 +46,7 @@ class JaxShards(ShardDriver):
         self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
         self.arrays = ShardedArrays(group, tensors, options, compute_threads=os.cpu_count() or 1)
         self._scatters: dict[tuple[frozenset[int], bool], _Scatter] = {}  # by the gradients, and whether in lists
-        self._gather = OrderedCall(self._gather_now)
+        self._gather = InPlace(self._run_gather)
 
     def make_piece(self, piece: TensorRange, name: str) -> Any:
         """See ShardDriver.make_piece."""
@@ -75,7 +78,7 @@ class JaxShards(ShardDriver):
             check_shape(self._tensors[index].name, gradients[index].shape, self._tensors[index].shape)
         inputs = {index: gradients[index].astype(self._tensors[index].dtype) for index in present}
         scattered: list[Any] = [None] * len(pieces)
-        for index, result in zip(wanted, self._scatters[present, in_lists](inputs, kinds), strict=True):
+        for index, result in zip(wanted, self._scatters[present, in_lists].trace(inputs, kinds), strict=True):
             scattered[index] = result
         return scattered
 
@@ -84,25 +87,25 @@ class JaxShards(ShardDriver):
         kinds = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in self._tensors]
         own = [one.value for one in pieces]
         if due is True:
-            wholes = self._gather(own, kinds)
+            wholes = trace_in_order([self._gather], [own], kinds)
         else:
             now = [one.value for one in self._variables]
-            wholes = jax.lax.cond(due, lambda: self._gather(own, kinds), lambda: now)
+            wholes = jax.lax.cond(due, lambda: trace_in_order([self._gather], [own], kinds), lambda: now)
         for variable, whole in zip(self._variables, wholes, strict=True):
             variable.assign(whole)
 
-    def _gather_now(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    def _run_gather(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         self.arrays.gather([_flat(array) for array in arrays], [_flat(result) for result in results])
 
     def sum(self, numbers: Any) -> Any:
         """See ShardDriver.sum."""
 
-        def run(array: Any) -> Array:
+        def run_sum(array: Any) -> Array:
             total = np.array(array)
             self._add(total)
             return total
 
-        return io_callback(run, jax.ShapeDtypeStruct(numbers.shape, np.float32), numbers, ordered=True)
+        return io_callback(run_sum, jax.ShapeDtypeStruct(numbers.shape, np.float32), numbers, ordered=True)
 
 
 class _Scatter:
@@ -124,17 +127,15 @@ class _Scatter:
             [index for before in lists[: number + 1] for index in before if until[index] >= number and index in present]
             for number in range(len(lists))
         ]
-        works = [functools.partial(self._work, number) for number in range(len(lists))]
+        runs = [functools.partial(self._run, number) for number in range(len(lists))]
         self._addresses: dict[int, int] = {}  # of the step's gradients, by index
-        self._calls = OrderedCalls(works) if len(works) > 1 else None
-        self._call = OrderedCall(works[0])
+        self._calls = [InPlace(run if not number else keep_results(run)) for number, run in enumerate(runs)]
 
-    def __call__(self, gradients: Mapping[int, Any], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-        """Return the gradients of this rank's slices of tensors in `present`."""
-        arrays = [[gradients[index] for index in read] for read in self._read]
-        return self._call(arrays[0], kinds) if self._calls is None else self._calls(arrays, kinds)
+    def trace(self, gradients: Mapping[int, Any], kinds: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
+        """Return the gradients of this rank's slices of tensors in `present`, as values of the program being traced."""
+        return trace_in_order(self._calls, [[gradients[index] for index in read] for read in self._read], kinds)
 
-    def _work(self, number: int, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    def _run(self, number: int, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         if not number:
             self._addresses.clear()
             places = iter(results)
