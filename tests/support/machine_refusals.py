@@ -43,6 +43,7 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_N
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "8"}
 CONDOR = {"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "3"}
+ENTRIES = {"controller": "pigeon", "params": {"speed": 9, "torus_allreduce": 3, "cycle_time_ms": [1]}, "x": {}}
 NP = training_command.HvdrunOption("np", ("-np", "2"))
 
 
@@ -233,9 +234,7 @@ CASES: dict[str, list[Callable[[Machine], object]]] = {
     "bug-start-orders": [plan_start_orders],
     "command-empty": [lambda m: check("")],
     "command-unreadable": [unreadable],
-    "config-file-entries": [
-        lambda m: write_flags({"controller": "pigeon", "params": {"speed": 9}, "x": {}}, "config.yaml")
-    ],
+    "config-file-entries": [lambda m: write_flags(ENTRIES, "config.yaml")],
     "config-file-unreadable": [lambda m: read_flags("config.yaml")],
     "config-file-without-sections": [lambda m: write_flags([1], "config.yaml")],
     "discovery-script-failed": [lambda m: discover(m, 3)],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refused import refused
 
-from hvdkit.errors import HostfileError, LaunchError
+from hvdkit.errors import HostfileError
 from hvdkit.launch.hostfiles import DIALECTS, Host, find_dialect, find_hostfile, parse_hostfile
 
 SAMPLES = Path(__file__).parents[2] / "hostfiles"
@@ -226,7 +227,7 @@ def test_what_is_understood_and_not_used_is_said() -> None:
 def test_names_of_dialects_have_synonyms_and_any_case() -> None:
     assert find_dialect("MPICH").name == "hydra"
     assert find_dialect("PRRTE").name == "openmpi"
-    with pytest.raises(LaunchError, match=r"Unknown hostfile format 'pigeon'. Use auto or one of deepspeed, horovod"):
+    with refused("hostfile-format-unknown", names=["'pigeon'", "auto", "deepspeed, horovod"]):
         find_dialect("pigeon")
 
 
@@ -238,7 +239,7 @@ def test_a_file_that_is_something_else_does_not_fill_the_screen() -> None:
 
 
 def test_a_range_too_far_does_not_fill_the_memory() -> None:
-    with pytest.raises(HostfileError, match="more than 65536 hosts"):
+    with refused("hostfile-invalid", names=["hosts:2: ", "more than 65536 hosts"], kind=HostfileError):
         parse_hostfile("n[1-33000]\n" * 2, "hosts")
 
 
@@ -246,9 +247,8 @@ def test_a_range_too_far_does_not_fill_the_memory() -> None:
 def test_a_dialects_own_sample_is_read(name: str) -> None:
     dialect = DIALECTS[name]
     assert parse_hostfile(dialect.sample, "hosts", name).hosts
-    with pytest.raises(HostfileError, match="Write one host per line, like: ") as caught:
+    with refused("hostfile-invalid", names=["hosts: has no hosts", dialect.sample], kind=HostfileError):
         parse_hostfile("", "hosts", name)
-    assert dialect.sample in str(caught.value)
 
 
 @pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.iterdir() if path.suffix != ".md"))
