@@ -58,6 +58,11 @@ class Machine:
         Path(name).chmod(mode)
         return name
 
+    def make(self, name: str, mode: int = 0o755) -> str:
+        Path(name).mkdir()
+        Path(name).chmod(mode)
+        return name
+
     def ending(self, module: Any, status: int, output: str) -> None:
         """Let every program that `module` runs end with this status and output, on stderr if it fails."""
         result = ProcessResult(status, "" if status else output, output if status else "", 5)
@@ -123,8 +128,7 @@ def plan_start_orders(machine: Machine) -> object:
 
 
 def in_removed_directory(machine: Machine) -> None:
-    Path("gone").mkdir()
-    machine.patch.chdir("gone")
+    machine.patch.chdir(machine.make("gone"))
     os.rmdir(os.getcwd())
     command.check_working_directory()
 
@@ -167,18 +171,16 @@ def make_runtime_directory(machine: Machine) -> object:
 
 def open_folder(machine: Machine) -> None:
     machine.patch.setattr(runtime_dir, "_name_user", lambda uid: "alice (1000)")
-    Path("open").mkdir()
-    Path("open").chmod(0o755)
-    runtime_dir._check("open")
+    runtime_dir._check(machine.make("open"))
 
 
 def package(machine: Machine) -> None:
-    Path("model").mkdir()
-    machine.write("model/__init__.py")
+    machine.write(machine.make("model") + "/__init__.py")
     check("model", module=True)
 
 
-def find_mpi(machine: Machine) -> object:
+def find_mpi(machine: Machine, status: int, output: str) -> object:
+    machine.ending(mpi, status, output)
     machine.patch.setattr(mpi, "_search", lambda path, embedded: iter([Path("/opt/bin/mpirun")]))
     return mpi.find_mpi({"HOME": "/"}, "none")
 
@@ -186,6 +188,11 @@ def find_mpi(machine: Machine) -> object:
 def find_no_mpi(machine: Machine) -> object:
     machine.patch.setattr(mpi, "_search", lambda path, embedded: iter(()))
     return mpi.find_mpi({}, "none")
+
+
+def program_on_path(machine: Machine) -> None:
+    machine.write(machine.make("bin") + "/tool")
+    check("tools")
 
 
 def default_slots(machine: Machine) -> object:
@@ -275,9 +282,9 @@ CASES: dict[str, list[Callable[[Machine], object]]] = {
     "metrics-port-in-use": [open_metrics],
     "module-missing": [lambda m: check("qqqqq", module=True)],
     "module-without-main": [package],
-    "mpi-failed": [lambda m: (m.ending(mpi, 127, "No such file or directory"), find_mpi(m))],
+    "mpi-failed": [lambda m: find_mpi(m, 127, "No such file or directory")],
     "mpi-missing": [find_no_mpi],
-    "mpi-unknown": [lambda m: (m.ending(mpi, 0, "Megaflop Runner 3\n"), find_mpi(m))],
+    "mpi-unknown": [lambda m: find_mpi(m, 0, "Megaflop Runner 3\n")],
     "no-job-runs": [lambda m: select_job(m, None)],
     "no-own-address": [without_address],
     "no-port-free": [lambda m: listen(m, errno.EADDRINUSE)],
@@ -285,10 +292,10 @@ CASES: dict[str, list[Callable[[Machine], object]]] = {
     "no-runtime-directory": [make_runtime_directory],
     "output-directory-unusable": [write_logs],
     "program-in-directory": [lambda m: check(m.write("tool"))],
-    "program-is-directory": [lambda m: (Path("tool").mkdir(), check("./tool"))],
-    "program-missing": [lambda m: (m.write("tool"), check("./tools"))],
+    "program-is-directory": [lambda m: check("./" + m.make("tool"))],
+    "program-missing": [lambda m: check("./" + m.write("tool") + "s")],
     "program-not-executable": [lambda m: check("./" + m.write("tool"))],
-    "program-not-on-path": [lambda m: (Path("bin").mkdir(), m.write("bin/tool"), check("tools"))],
+    "program-not-on-path": [program_on_path],
     "runtime-directory-unsafe": [open_folder],
     "sagemaker-gpus": [lambda m: read({**SAGEMAKER, "SM_NUM_GPUS": "all"})],
     "sagemaker-host": [lambda m: read({**SAGEMAKER, "SM_CURRENT_HOST": "algo-7"})],
@@ -300,7 +307,7 @@ CASES: dict[str, list[Callable[[Machine], object]]] = {
     ],
     "sagemaker-interface": [lambda m: read({**SAGEMAKER, "SM_NETWORK_INTERFACE_NAME": "eth0;x"})],
     "sagemaker-not-first-host": [lambda m: read({**SAGEMAKER, "SM_CURRENT_HOST": "algo-2"})],
-    "script-missing": [lambda m: (m.write("train.py"), check("trian.py"))],
+    "script-missing": [lambda m: check("my_" + m.write("train.py"))],
     "sge-hosts-differ": [sge],
     "slots-variable": [default_slots],
     "slurm-hosts": [

@@ -9,7 +9,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,21 @@ from hvdkit.errors import HostfileError, LaunchError
 from hvdkit.launch.options import LaunchOptions
 
 ROOT = Path(__file__).parents[2]
+CORE, PACKAGES = "hvdkit/**/*.py", "packages/*/hvdkit_*/**/*.py"
 RECORD = ROOT / "tests/data/launch_errors.txt"
 #: Code -> the test that reaches it, as the call needs the sockets and the folder of a job.
 ELSEWHERE = {"launcher-not-started": "tests/jobs/test_hvdrun_ending.py"}
 
 
 @cache
-def find_sites() -> tuple[tuple[str, str, int, int], ...]:
-    """(code, file, first line, last line) of each raised LaunchError in hvdkit; "" for the code of the class."""
+def find_sites(pattern: str) -> tuple[tuple[str, str, int, int], ...]:
+    """(code, file, first line, last line) of each raised LaunchError in these files; "" for one without a code."""
     found = []
-    for path in sorted((ROOT / "hvdkit").rglob("*.py")):
+    for path in sorted(ROOT.glob(pattern)):
         source = path.read_text()
-        for node in ast.walk(ast.parse(source)) if re.search(r"(Launch|Hostfile)Error\(", source) else ():
+        for node in ast.walk(ast.parse(source)) if re.search(r"(Launch|Timeout|Hostfile)Error\(", source) else ():
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
-            if isinstance(node, ast.Call) and name in ("LaunchError", "HostfileError"):
+            if isinstance(node, ast.Call) and name in ("LaunchError", "LaunchTimeoutError", "HostfileError"):
                 inherited = [each for each in node.keywords if each.arg == "code"]
                 if inherited and not isinstance(inherited[0].value, ast.Constant):
                     continue  # an error that is sent on
@@ -45,13 +46,17 @@ def find_sites() -> tuple[tuple[str, str, int, int], ...]:
     return tuple(found)
 
 
-def calls() -> Iterator[tuple[str, Callable[[Any], object]]]:
+def calls() -> Iterator[tuple[str, Callable[[machine_refusals.Machine], object]]]:
     for code, plain in plan_refusals.CASES.items():
         for call in plain:
-            yield code, lambda machine, call=call: call()
+            yield code, partial(on_any_machine, call)
     for code, patched in machine_refusals.CASES.items():
         for each in patched:
             yield code, each
+
+
+def on_any_machine(call: Callable[[], object], machine: machine_refusals.Machine) -> object:
+    return call()
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +86,22 @@ def walk(trace: Any) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-def test_every_error_has_a_code() -> None:
-    assert not [site for site in find_sites() if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", site[0])]
+@pytest.mark.parametrize("pattern", [CORE, PACKAGES])
+def test_every_error_has_a_code(pattern: str) -> None:
+    sites = find_sites(pattern)
+    assert sites and not [site for site in sites if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", site[0])]
 
 
 def test_every_place_that_raises_one_is_reached(refusals: list[tuple[str, str, str, int]]) -> None:
     reached = {(file, line) for _, _, file, line in refusals}
     missed = [
         f"{code} {Path(file).name}:{first}"
-        for code, file, first, last in find_sites()
+        for code, file, first, last in find_sites(CORE)
         if code not in ELSEWHERE and not any((file, line) in reached for line in range(first, last + 1))
     ]
     assert not missed, "add a call to tests/support/plan_refusals.py or machine_refusals.py"
     assert not ELSEWHERE.keys() & {code for code, *_ in refusals}
+    assert ELSEWHERE.keys() <= {code for code, *_ in find_sites(CORE)}
     for code, file in ELSEWHERE.items():
         assert f'refused("{code}"' in (ROOT / file).read_text()
 
