@@ -353,8 +353,10 @@ def test_the_example_learns(cluster: Any) -> None:
 
 def test_arguments_that_contradict_each_other_are_refused() -> None:
     from hvdkit_ray import ElasticRayExecutor, RayExecutor
+    from hvdkit_ray.elastic import ElasticWorkers
     from hvdkit_ray.placement import reserve
-    from hvdkit_ray.settings import Demand, plan_workers
+    from hvdkit_ray.settings import Demand, check_env, plan_workers
+    from hvdkit_ray.workers import Workers
 
     for arguments, code, name in [
         ({}, "arguments-contradict", "num_workers is None and num_hosts is None"),
@@ -388,6 +390,18 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         reserve(Demand(1), "group", 1.0)
     with refused("ray-callbacks"):
         RayExecutor(num_workers=2).run(print, callbacks=[print])
+    with refused("ray-variable-invalid", names=["'LEVEL'", " 3;"]):
+        check_env({"LEVEL": 3})  # type: ignore[dict-item]
+    started = RayExecutor(num_workers=2)
+    started._workers = MagicMock(spec=ElasticWorkers)
+    with refused("ray-started-before", names=["start()"]):
+        started.start()
+    with refused("ray-not-elastic", names=["execute()"]):
+        started._fixed("execute")
+    uneven = Workers.__new__(Workers)
+    uneven._demand = Demand(6, hosts=2)
+    with refused("ray-placement-group-uneven", names=["2 hosts with 3 workers", "[4, 4, 4, 4, 2, 2]"]):
+        uneven._check_hosts([4, 4, 4, 4, 2, 2])
     hosts = plan_workers(None, 2, 3, 2, True, None)
     assert hosts == Demand(6, 2, 1, 2) and hosts.bundles == [{"CPU": 6, "GPU": 3}] * 2
     assert [hosts.place(worker) for worker in range(6)] == [0, 0, 0, 1, 1, 1]

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -149,6 +150,17 @@ def test_a_driver_that_other_hosts_cannot_reach_is_an_error_with_its_cure(monkey
     offers = [Offer(0, "a", "127.0.1.1", 10), Offer(1, "a", "127.0.1.1", 20), Offer(2, "b", "1.1.1.2", 30)]
     assert find_loopback(offers[:2], "a") == "" and find_loopback(offers[::-1], "a") == ""
     assert "rank 0 on a is at 127.0.1.1" in find_loopback(offers, "a")
+
+
+def test_an_application_without_barrier_stages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = MagicMock()
+    monkeypatch.setattr(session, "optional_import", lambda name: spark)
+    spark.SparkContext._active_spark_context.getConf.return_value = {"spark.dynamicAllocation.enabled": "true"}
+    with refused("spark-dynamic-allocation", names=["spark.dynamicAllocation.enabled=false"]):
+        session.find_context()
+    spark.SparkContext._active_spark_context = None
+    with refused("spark-no-context"):
+        session.find_context()
 
 
 @pytest.mark.parametrize("name", sorted(_REFUSED))
