@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from bad_hostfiles import BAD_HOSTFILES
 
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit.launch.detect.gpus import choose_ranks, count_gpus
@@ -93,6 +96,7 @@ CASES: dict[str, list[Callable[[], object]]] = {
     "hostfile-format-unknown": [lambda: find_dialect("pigeon")],
     "hostfile-format-without-file": [lambda: find_hosts(None, None, {}, format="slurm")],
     "hostfile-invalid": [
+        *(partial(parse_hostfile, text, name, name) for name, bad in BAD_HOSTFILES.items() for text, _ in bad),
         lambda: parse_hostfile("good slots=1\nnode1:4\n\nnode2 slots=four\nnode3 cores=2\n-oProxy=x\n", "hosts"),
         lambda: parse_hostfile("node4 slots=4 max_slots=2\n", "hosts", "openmpi"),
         lambda: parse_hostfile("", "hosts"),
