@@ -90,7 +90,10 @@ def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
     rank 0.
     """
     if len({offer.index for offer in offers}) < len(offers) or not offers:
-        raise LaunchError(f"The workers {[offer.index for offer in offers]} cannot be ranks: give each its own number.")
+        raise LaunchError(
+            f"The workers {[offer.index for offer in offers]} cannot be ranks: give each its own number.",
+            code="workers-not-numbered",
+        )
     nodes: dict[str, list[Offer]] = {}
     for offer in offers:
         nodes.setdefault(offer.node, []).append(offer)
@@ -130,7 +133,10 @@ def plan_variables(
     job: a name without spaces; torch.distributed's run id.
     """
     if not 0 < port <= _LARGEST_PORT or not address:
-        raise LaunchError(f"Rank 0 offers its store at {address!r}, port {port}: that is no address of a store.")
+        raise LaunchError(
+            f"Rank 0 offers its store at {address!r}, port {port}: that is no address of a store.",
+            code="store-address-invalid",
+        )
     hosts = {each.rank: each.node for each in assignments}
     local_ranks = {each.rank: each.local_rank for each in assignments}
     planned = plan_rank_variables(hosts, address, (), job, {}, local_ranks)
@@ -203,9 +209,15 @@ def _leave() -> None:
 def check_call(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Check and return the arguments of the function that each rank calls. Raises LaunchError for an invalid call."""
     if not callable(fn):
-        raise LaunchError(f"The function to run is {fn!r}, which cannot be called.")
+        raise LaunchError(f"The function to run is {fn!r}, which cannot be called.", code="function-not-callable")
     if args is not None and (isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable)):
-        raise LaunchError(f"args is {args!r}; pass a list or a tuple of the function's arguments, such as [{args!r}].")
+        raise LaunchError(
+            f"args is {args!r}; pass a list or a tuple of the function's arguments, such as [{args!r}].",
+            code="function-args-invalid",
+        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise LaunchError(f"kwargs is {kwargs!r}; pass a mapping from the names of arguments to their values.")
+        raise LaunchError(
+            f"kwargs is {kwargs!r}; pass a mapping from the names of arguments to their values.",
+            code="function-kwargs-invalid",
+        )
     return () if args is None else tuple(args), dict(kwargs or {})

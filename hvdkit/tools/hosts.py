@@ -137,6 +137,7 @@ def _find(options: argparse.Namespace) -> FoundHosts:
     if found is None:
         raise LaunchError(
             "No hosts were given, and this is not a job of a scheduler that hvdkit knows. Give a hostfile, or "
-            "-H node1:4,node2:4."
+            "-H node1:4,node2:4.",
+            code="hosts-missing",
         )
     return found

@@ -79,11 +79,12 @@ def select_job(command: str, name: str | None, jobs: Mapping[str, str]) -> str:
         return jobs[name]
     if not jobs:
         raise LaunchError(
-            "You have no running hvdrun job on this host. Run this command on the host where hvdrun was started."
+            "You have no running hvdrun job on this host. Run this command on the host where hvdrun was started.",
+            code="no-job-runs",
         )
     lines = [f"  {command} {each}    {_describe_briefly(folder)}" for each, folder in jobs.items()]
     problem = "You have several jobs on this host" if name is None else f"You have no job {name} on this host"
-    raise LaunchError("\n".join([f"{problem}. Choose one:", *lines]))
+    raise LaunchError("\n".join([f"{problem}. Choose one:", *lines]), code="job-not-selected")
 
 
 def _describe_briefly(folder: str) -> str:
@@ -153,7 +154,7 @@ def show_stacks(options: argparse.Namespace) -> None:
     answer = query_job(select_job("hvdkit stacks", options.job, find_jobs()), "stacks")
     job = answer["job"]
     if not answer["ranks"]:
-        raise LaunchError(f"No rank of job {job['name']} has started yet.")
+        raise LaunchError(f"No rank of job {job['name']} has started yet.", code="no-rank-started")
     stacks = read_answer(answer)
     if options.json:
         print(json.dumps({"job": job, "processes": [_encode(stack) for stack in stacks]}, indent=2))
@@ -173,6 +174,7 @@ def stop(options: argparse.Namespace) -> None:
     code = stop_job(directory, now=options.now)
     if code is None:
         raise LaunchError(
-            f"Job {options.job} has ended; its hvdrun did not report an exit code. See the output of the job."
+            f"Job {options.job} has ended; its hvdrun did not report an exit code. See the output of the job.",
+            code="exit-code-unknown",
         )
     print(f"Job {options.job} has ended with exit code {code}.")

@@ -116,7 +116,8 @@ def plan_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> list
     if launcher and hvdrun:
         raise LaunchError(
             f"{hvdrun[0].words[0]} and {launcher} both start ranks. Give the number of ranks to {launcher}, or leave "
-            f"{launcher} out."
+            f"{launcher} out.",
+            code="launcher-given-twice",
         )
     is_python = bool(words) and (Path(words[0]).name.startswith("python") or words[0].endswith(".py"))
     return plan_hvdrun(hvdrun, words) if hvdrun or (not launcher and is_python) else words
@@ -145,7 +146,8 @@ def split_command(command: Sequence[str], hvdrun: Sequence[HvdrunOption]) -> tup
         if flag not in _LAUNCHERS[launcher] or not (equals or rest[1:]):
             raise LaunchError(
                 f"{rest[0]} of {launcher} cannot be translated, as hvdkit starts these ranks itself. Give the number "
-                f"of ranks and the script in place of {launcher}: -np N -- python train.py."
+                f"of ranks and the script in place of {launcher}: -np N -- python train.py.",
+                code="launcher-option",
             )
         ranks = (HvdrunOption("np", ("-np", value if equals else rest[1])),)
         rest = rest[1 if equals else 2 :]
@@ -173,4 +175,4 @@ def strip_dashes(command: Sequence[str]) -> list[str]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise LaunchError(f"hvdrun: {message}. See hvdrun --help.")
+        raise LaunchError(f"hvdrun: {message}. See hvdrun --help.", code="hvdrun-option-invalid")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_job import plan_job
+from refused import refused
 
 from hvdkit.engine.cores import CoresSeen, fair_share, warn_of_crowding
 from hvdkit.engine.planned.progress import has_spare_core
 from hvdkit.engine.planned.settings import PlanSettings
-from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.host_info import (
     Cpu,
     Share,
@@ -170,7 +170,7 @@ def test_only_one_of_hvdrun_and_the_launcher_binds() -> None:
         return plan_job(parse_arguments([*options, "-np", "2", "true"]), {"PATH": "/usr/bin:/bin"}).bind
 
     assert (job(), job("--bind", "numa"), job("--binding-args=--bind-to socket")) == ("auto", "numa", "none")
-    with pytest.raises(LaunchError, match="contradicts --binding-args"):
+    with refused("binding-contradicts", names=["--bind core", "--binding-args"]):
         job("--bind", "core", "--binding-args=--bind-to core")
 
 

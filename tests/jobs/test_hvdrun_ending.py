@@ -28,6 +28,7 @@ from hvdrun_job import (
     started,
     wait_until,
 )
+from refused import refused
 
 from hvdkit.launch.agent import wire
 from hvdkit.launch.plan.job import AGENT, Job, Launch
@@ -181,9 +182,8 @@ def test_a_launcher_that_cannot_be_started_is_an_error_of_hvdruns(capfd: pytest.
     output = Output()
     job = Job(command=(), ranks=1, environ={})
     runner = Runner(lambda control, _: Launch(("/no/such/mpirun",), control), job, output, Interruption(output))
-    with pytest.raises(Exception, match="/no/such/mpirun cannot be started: No such file") as caught:
+    with refused("launcher-not-started", names=["/no/such/mpirun", "No such file"]):
         asyncio.run(runner.run())
-    assert type(caught.value).__name__ == "LaunchError"
 
 
 def test_a_reader_that_has_left_is_the_cause_unless_a_rank_has_failed() -> None:

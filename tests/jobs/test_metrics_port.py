@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from hvdrun_job import started
+from refused import refused
 
-from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.rank import Agent
 from hvdkit.launch.introspect import metrics
 from hvdkit.launch.introspect.metrics import METRICS, MetricsServer, format_metrics
@@ -220,7 +220,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"--metrics-port {port}: hvdrun cannot listen there: .* Choose another"):
+        with refused("metrics-port-in-use", names=[f"--metrics-port {port}: ", "in use"]):
             asyncio.run(open_it(port))
 
 

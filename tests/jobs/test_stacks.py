@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from hvdrun_job import SLEEP, alive, descendants, environment, read_pids, started, wait_until
+from refused import refused
 
 from hvdkit import cli
-from hvdkit.errors import LaunchError
 from hvdkit.launch.agent.stacks import StackCollector
 from hvdkit.launch.introspect.stack_report import (
     Frame,
@@ -279,12 +279,11 @@ def test_the_job_that_is_meant_is_found_or_all_are_listed(tmp_path: Path, monkey
     monkeypatch.setattr(jobs, "query_job", lambda folder, what: {"job": {"size": 3, "command": f"{what} {folder}"}})
     one, two = {"1": "/one"}, {"1": "/one", "2": "/two"}
     assert jobs.select_job("hvdkit stacks", None, one) == jobs.select_job("hvdkit stacks", "1", two) == "/one"
-    for name, running, words in (
-        (None, {}, "no running hvdrun job"),
-        (None, two, "You have several jobs"),
-        ("3", two, "You have no job 3"),
+    for name, running, code, seen in (
+        (None, {}, "no-job-runs", "this host"),
+        (None, two, "job-not-selected", "several jobs"),
+        ("3", two, "job-not-selected", "no job 3"),
     ):
-        with pytest.raises(LaunchError, match=words) as caught:
+        names = [f"hvdkit stacks {each}    3 ranks of job {folder}" for each, folder in running.items()]
+        with refused(code, names=[seen, *names]):
             jobs.select_job("hvdkit stacks", name, running)
-        for each, folder in running.items():
-            assert f"hvdkit stacks {each}    3 ranks of job {folder}" in str(caught.value)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import pytest
+from refused import refused
 
-from hvdkit.errors import LaunchError
 from hvdkit.launch.state import runtime_dir as folders
 from hvdkit.launch.state.runtime_dir import RuntimeDirectory, find_jobs
 
@@ -40,12 +41,9 @@ def test_where_no_place_has_locks_it_says_so_and_what_to_do(
     number: int, places: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch, *places, number=number)
-    with pytest.raises(LaunchError) as caught:
+    with refused("no-runtime-directory", names=[f"{place}/hvdkit-" for place in places]) as caught:
         RuntimeDirectory()
-    for place in places:
-        assert f"{place}/hvdkit-" in str(caught.value)
-    assert os.strerror(number) in str(caught.value)
-    assert "a file system of this host that has locks (flock)" in str(caught.value)
+    assert str(caught.value).count(os.strerror(number)) == len(places)
 
 
 def test_another_place_is_taken_where_the_first_has_no_locks(
@@ -102,8 +100,9 @@ def test_an_error_says_whose_folder_it_is_and_who_can_remove_it(
 ) -> None:
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)  # so what is made here is another user's
-    with pytest.raises(LaunchError, match=rf"drwx------ of user .*\b{owner}\b.*\. The administrator can remove it"):
+    with refused("no-runtime-directory") as caught:
         RuntimeDirectory()
+    assert re.search(rf"drwx------ of user .*\b{owner}\b.*\. The administrator can remove it", str(caught.value))
 
 
 def test_what_a_killed_job_has_left_goes_from_every_folder_of_the_user(places: list[Path]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_job import plan_job
+from refused import refused
 
 from hvdkit.errors import LaunchError
 from hvdkit.launch.cli import hvdrun
@@ -177,17 +178,17 @@ def test_a_number_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 BAD = {
-    "there is no such file": ["-i", "missing"],
-    "has a space or a quote in its path": ["-i", "my key"],
-    "cannot be split into words": ["--mpi-args", "'open"],
+    "identity-file-missing": ["-i", "missing"],
+    "identity-file-name": ["-i", "my key"],
+    "option-quotes": ["--mpi-args", "'open"],
 }
 
 
-@pytest.mark.parametrize("sentence", BAD)
-def test_what_cannot_be_used_is_said(sentence: str, files: Path) -> None:
+@pytest.mark.parametrize("code", BAD)
+def test_what_cannot_be_used_is_said(code: str, files: Path) -> None:
     (files / "my key").touch()
-    options = parse_arguments([*BAD[sentence], "-np", "1", "true"])
-    with pytest.raises(LaunchError, match=sentence):
+    options = parse_arguments([*BAD[code], "-np", "1", "true"])
+    with refused(code, names=[BAD[code][1]]):
         plan_job(options, {"PATH": "/usr/bin:/bin"})
 
 
@@ -244,16 +245,9 @@ def test_what_a_configuration_cannot_have_is_said_with_its_file(
 
 def test_all_problems_of_a_configuration_are_told_together() -> None:
     content = {"controller": "pigeon", "params": {"speed": 9, "torus_allreduce": 3, "cycle_time_ms": [1]}, "x": {}}
-    with pytest.raises(LaunchError) as caught:
+    names = ["config.yaml", "controller: 'pigeon'", "params.speed", "torus_allreduce", "cycle_time_ms", "'x'"]
+    with refused("config-file-entries", names=names):
         write_flags(content, "config.yaml")
-    for part in (
-        "controller: 'pigeon'",
-        "params.speed is not an entry",
-        "is not a switch",
-        "not a single value",
-        "'x' is not a section",
-    ):
-        assert part in str(caught.value)
 
 
 _KEYS = st.sampled_from(["controller", "params", "logging", "timeline", "enabled", "fusion_threshold_mb", "filename"])

@@ -132,13 +132,14 @@ def read_htcondor(environ: Mapping[str, str]) -> FoundHosts | None:
         )
     path = environ.get("CONDOR_CONTACT_FILE") or f"{environ.get('_CONDOR_SCRATCH_DIR', '.')}/contact"
     try:
-        hosts = _parse_contacts(Path(path).read_text(errors="replace"), path)
+        text = Path(path).read_text(errors="replace")
     except (OSError, ValueError) as problem:  # ValueError: a null byte in the name
         raise LaunchError(
             f"HTCondor's contact file {path!r} cannot be read: {problem}. Source sshd.sh of HTCondor's libexec "
             "before hvdrun, or name the hosts with -H.",
             code="htcondor-contact-file",
         ) from None
+    hosts = _parse_contacts(text, path)
     return FoundHosts(hosts, f"HTCondor's {path}", more_slots_hint="request more with machine_count")
 
 

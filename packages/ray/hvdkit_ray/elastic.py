@@ -176,7 +176,8 @@ class ElasticWorkers:
             last = self._why if error is None else first_line(error)
             raise LaunchError(
                 f"{what}; {left} are left, and {least} are needed. See the workers' logs (`ray logs`). The last one: "
-                f"{last}"
+                f"{last}",
+                code="ray-too-few-workers",
             ) from error
 
     def _take_arrival(self, worker: Worker) -> None:
@@ -344,7 +345,7 @@ class ElasticWorkers:
         )
         if not self._worlds:
             cure = f"Add nodes, ask for less, or raise timeout_s ({self._settings.timeout_s:g} s)."
-            raise LaunchTimeoutError(f"{text} {cure} {self._why}".rstrip())
+            raise LaunchTimeoutError(f"{text} {cure} {self._why}".rstrip(), code="ray-no-room")
         raise RankLostError(
             f"{text} They have not come within {self._settings.elastic_timeout:g} s (elastic_timeout). {self._why}"
         )

@@ -73,7 +73,8 @@ class RayExecutor:
             if num_workers is not None or num_hosts is not None or placement_group is not None:
                 raise LaunchError(
                     f"min_workers is {min_workers}, which makes the job elastic, and num_workers, num_hosts or "
-                    "placement_group is set too. Leave out these, or min_workers."
+                    "placement_group is set too. Leave out these, or min_workers.",
+                    code="ray-arguments-contradict",
                 )
             self.settings = plan_elastic(self.settings, min_workers, max_workers, reset_limit, elastic_timeout)
             cpus, gpus = check_resources(cpus_per_worker, use_gpu, gpus_per_worker)
@@ -83,7 +84,8 @@ class RayExecutor:
         if any(value is not None for value in given.values()):
             raise LaunchError(
                 f"{', '.join(name for name, value in given.items() if value is not None)}: for elastic jobs only. Set "
-                "min_workers too, or leave it out."
+                "min_workers too, or leave it out.",
+                code="ray-needs-elastic",
             )
         self._demand = plan_workers(
             num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu, gpus_per_worker
@@ -138,14 +140,15 @@ class RayExecutor:
         LaunchError if they die, and any exception of executable_cls().
         """
         if self._workers is not None:
-            raise LaunchError("start() was called before. Call shutdown() first.")
+            raise LaunchError("start() was called before. Call shutdown() first.", code="ray-started-before")
         _connect_to_ray()
         env = check_env(extra_env_vars)
         if self._elastic:
             if executable_cls is not None:
                 raise LaunchError(
                     "executable_cls is for jobs with a fixed number of workers. In an elastic job make the object in "
-                    "the function that run() calls."
+                    "the function that run() calls.",
+                    code="ray-not-elastic",
                 )
             self._workers = ElasticWorkers(self._demand, self.settings, env, inside=self._use_current)
             return
@@ -244,14 +247,17 @@ class RayExecutor:
     def _started(self, call: str) -> Workers | ElasticWorkers:
         if self._workers is None:
             raise LaunchError(
-                f"{call}() was called before start(), or after the workers were ended. Call start() first."
+                f"{call}() was called before start(), or after the workers were ended. Call start() first.",
+                code="ray-not-started",
             )
         return self._workers
 
     def _fixed(self, call: str) -> Workers:
         workers = self._started(call)
         if isinstance(workers, ElasticWorkers):
-            raise LaunchError(f"{call}() is not for elastic jobs, whose workers change. Use run().")
+            raise LaunchError(
+                f"{call}() is not for elastic jobs, whose workers change. Use run().", code="ray-not-elastic"
+            )
         return workers
 
 
@@ -314,7 +320,9 @@ class ElasticRayExecutor:
         """
         refuse_nics(nics)
         if unknown := sorted(kwargs.keys() - {"verbose"}):
-            raise LaunchError(f"{', '.join(unknown)}: no setting of an elastic job on Ray. Leave it out.")
+            raise LaunchError(
+                f"{', '.join(unknown)}: no setting of an elastic job on Ray. Leave it out.", code="ray-setting-unknown"
+            )
         least, most = min_np if min_np is not None else min_num_proc, max_np if max_np is not None else max_num_proc
         return plan_elastic(RaySettings(timeout_s), least, most, reset_limit, elastic_timeout)
 
@@ -372,7 +380,8 @@ def _refuse_callbacks(callbacks: Sequence[Any] | None) -> None:
     if callbacks:
         raise LaunchError(
             "callbacks are not supported: they need Horovod's ray_logger. Return the values from the function, or send "
-            "them to an actor of your own."
+            "them to an actor of your own.",
+            code="ray-callbacks",
         )
 
 

@@ -50,7 +50,8 @@ def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
         if not isinstance(given, groups.PlacementGroup):
             raise LaunchError(
                 f"placement_group is a {type(given).__name__}. Make it with ray.util.placement_group(), or leave it "
-                "out for a group of the job's own."
+                "out for a group of the job's own.",
+                code="ray-placement-group-invalid",
             )
         check_room(given.bundle_specs, demand)
         # Others may use a share of a bundle: Ray knows.
@@ -60,7 +61,7 @@ def reserve(demand: Demand, given: Any, timeout_s: float) -> Reservation:
         reservation = Reservation(group, tuple(map(demand.place, range(demand.workers))), owned=True)
     try:
         if not reservation.group.wait(math.ceil(timeout_s)):  # Ray counts whole seconds
-            raise LaunchTimeoutError(_describe_shortage(reservation.group, demand, timeout_s))
+            raise LaunchTimeoutError(_describe_shortage(reservation.group, demand, timeout_s), code="ray-no-room")
     except BaseException:
         reservation.release()
         raise
@@ -74,7 +75,8 @@ def check_room(bundles: Sequence[Mapping[str, float]], demand: Demand) -> None:
         raise LaunchError(
             f"The placement group has the bundles {list(map(dict, bundles))}, with room for {room} of "
             f"{demand.workers} workers of {demand.worker}. Make it larger, or pass use_current_placement_group=False "
-            "for a group of their own."
+            "for a group of their own.",
+            code="ray-placement-group-too-small",
         )
 
 

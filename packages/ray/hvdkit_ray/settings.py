@@ -88,7 +88,8 @@ def plan_workers(
     if (num_workers is None) == (num_hosts is None):
         raise LaunchError(
             f"num_workers is {num_workers} and num_hosts is {num_hosts}. Give one of them: num_workers=N, or "
-            "num_hosts=H and num_workers_per_host=W."
+            "num_hosts=H and num_workers_per_host=W.",
+            code="ray-arguments-contradict",
         )
     counts = {"num_workers": num_workers, "num_hosts": num_hosts, "num_workers_per_host": num_workers_per_host}
     check_counts({name: count for name, count in counts.items() if count is not None})
@@ -101,18 +102,22 @@ def check_counts(counts: dict[str, Any]) -> None:
     """Raise LaunchError for a count that is not a whole number from 1 up, by the name of its argument."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise LaunchError(f"{name} is {count!r}; it must be a whole number from 1 up.")
+            raise LaunchError(f"{name} is {count!r}; it must be a whole number from 1 up.", code="ray-number-invalid")
 
 
 def check_resources(cpus: float, use_gpu: bool, gpus: float | None) -> tuple[float, float]:
     """Return the CPUs and GPUs of a worker. Raises LaunchError for invalid values."""
     if gpus and not use_gpu:
-        raise LaunchError(f"gpus_per_worker is {gpus}, but use_gpu is False. Set use_gpu=True, or leave it out.")
+        raise LaunchError(
+            f"gpus_per_worker is {gpus}, but use_gpu is False. Set use_gpu=True, or leave it out.",
+            code="ray-arguments-contradict",
+        )
     needed = (1 if gpus is None else gpus) if use_gpu else 0
     if cpus < 0 or needed < 0 or (use_gpu and not needed) or not (cpus or needed):
         raise LaunchError(
             f"cpus_per_worker is {cpus} and gpus_per_worker is {gpus} (use_gpu={use_gpu}). A worker needs a positive "
-            "amount of at least one of them, and with use_gpu some of a GPU."
+            "amount of at least one of them, and with use_gpu some of a GPU.",
+            code="ray-resources-invalid",
         )
     return cpus, needed
 
@@ -136,9 +141,15 @@ def plan_elastic(
     if merged.max_workers is not None:
         check_counts({"max_workers": merged.max_workers})
         if merged.max_workers < merged.min_workers:
-            raise LaunchError(f"max_workers is {merged.max_workers}, but min_workers is {merged.min_workers}.")
+            raise LaunchError(
+                f"max_workers is {merged.max_workers}, but min_workers is {merged.min_workers}.",
+                code="ray-arguments-contradict",
+            )
     if merged.reset_limit is not None and not (isinstance(merged.reset_limit, int) and merged.reset_limit >= 0):
-        raise LaunchError(f"reset_limit is {merged.reset_limit!r}; it must be a whole number from 0 up, or None.")
+        raise LaunchError(
+            f"reset_limit is {merged.reset_limit!r}; it must be a whole number from 0 up, or None.",
+            code="ray-number-invalid",
+        )
     return check_settings(merged)
 
 
@@ -149,12 +160,15 @@ def check_settings(settings: Any) -> RaySettings:
     if not isinstance(settings, RaySettings):
         raise LaunchError(
             f"settings is a {type(settings).__name__}. Make it with create_settings() of hvdkit_ray.RayExecutor or "
-            "ElasticRayExecutor, or leave it out."
+            "ElasticRayExecutor, or leave it out.",
+            code="ray-settings-invalid",
         )
     for name in ("timeout_s", "placement_group_timeout_s", "answer_timeout_s", "elastic_timeout"):
         value = getattr(settings, name)
         if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise LaunchError(f"{name} is {value!r}; it must be a number of seconds above 0.")
+            raise LaunchError(
+                f"{name} is {value!r}; it must be a number of seconds above 0.", code="ray-number-invalid"
+            )
     return settings
 
 
@@ -162,7 +176,9 @@ def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     """Return the variables for workers. Raises LaunchError for names and values that are not text."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise LaunchError(f"The variable {name!r} has the value {value!r}; both must be text.")
+            raise LaunchError(
+                f"The variable {name!r} has the value {value!r}; both must be text.", code="ray-variable-invalid"
+            )
     return dict(env or {})
 
 
@@ -171,5 +187,6 @@ def refuse_nics(nics: Sequence[str] | None) -> None:
     if nics:
         raise LaunchError(
             f"nics is {nics!r}: the interface is a variable of the workers. Leave nics out, and give "
-            'extra_env_vars={"GLOO_SOCKET_IFNAME": "eth0"} to start().'
+            'extra_env_vars={"GLOO_SOCKET_IFNAME": "eth0"} to start().',
+            code="ray-nics",
         )

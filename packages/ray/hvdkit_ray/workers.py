@@ -94,13 +94,15 @@ class Workers:
                     raise
                 raise LaunchError(
                     f"A worker has died before the ranks could connect, {name(number)}: {first_line(error)} See its "
-                    "log for the cause (`ray logs`)."
+                    "log for the cause (`ray logs`).",
+                    code="ray-worker-died",
                 ) from error
         if late:
             missing = ", ".join(name(number) for number, ref in enumerate(refs) if ref in late)
             raise LaunchTimeoutError(
                 f"{len(late)} of {len(refs)} workers have not answered within {self._settings.timeout_s:g} s: "
-                f"{missing}. See their nodes in `ray status`, or raise timeout_s."
+                f"{missing}. See their nodes in `ray status`, or raise timeout_s.",
+                code="ray-workers-late",
             )
         return answers
 
@@ -110,7 +112,8 @@ class Workers:
             raise LaunchError(
                 f"{self._demand.hosts} hosts with {each} workers each were asked for, but the placement group has put "
                 f"them otherwise: by rank, the workers of its host are {list(local_sizes)}. Give a group with one "
-                "bundle a host (STRICT_SPREAD), or use_current_placement_group=False."
+                "bundle a host (STRICT_SPREAD), or use_current_placement_group=False.",
+                code="ray-placement-group-uneven",
             )
 
     def collect(self, refs: Sequence[Any]) -> list[Any]:

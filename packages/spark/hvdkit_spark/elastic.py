@@ -97,7 +97,8 @@ def plan_elastic_env(env: Mapping[str, str], checkpoints: str | None) -> dict[st
     if not directory:
         raise LaunchError(
             "run_elastic() restarts the job from its last commit, so commits must be saved where all executors see "
-            f"them. Set checkpoints='/shared/folder', or {_CHECKPOINTS} in env."
+            f"them. Set checkpoints='/shared/folder', or {_CHECKPOINTS} in env.",
+            code="spark-needs-checkpoints",
         )
     return {**env, "HVDKIT_ELASTIC": "1", "HVDKIT_ELASTIC_RESTARTS": "1", _CHECKPOINTS: directory}
 
@@ -117,7 +118,8 @@ def plan_sizes(wanted: int | None, least: int | None, most: int | None, slots: i
         check_count(name, value)
     if not fewest <= first <= largest:
         raise LaunchError(
-            f"run_elastic() needs min_num_proc <= num_proc <= max_num_proc, but they are {fewest}, {first}, {largest}."
+            f"run_elastic() needs min_num_proc <= num_proc <= max_num_proc, but they are {fewest}, {first}, {largest}.",
+            code="spark-numbers-contradict",
         )
     return first, fewest, largest
 

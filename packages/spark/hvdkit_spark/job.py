@@ -68,7 +68,8 @@ def run_job(context: SparkContext, spec: RankSpec, ranks: int, start_timeout: fl
     if verdict == "late":
         raise LaunchTimeoutError(
             f"The {ranks} ranks have not started within {start_timeout:g} s (start_timeout). Does another job of this "
-            "application use the executors? See the driver's log, and Spark's web interface."
+            "application use the executors? See the driver's log, and Spark's web interface.",
+            code="spark-ranks-late",
         )
     return [describe_loss(str(collected.error))]
 

@@ -43,12 +43,14 @@ class Output:
             if stream is not None and not callable(getattr(stream, "write", None)):
                 raise LaunchError(
                     f"hvdkit_spark.{function}({name}={stream!r}) has no write(). Give {name} a file that is open for "
-                    f"text, for example sys.{name}."
+                    f"text, for example sys.{name}.",
+                    code="spark-output-invalid",
                 )
         if self.timestamps and self.stdout is None and self.stderr is None:
             raise LaunchError(
                 f"hvdkit_spark.{function}(prefix_output_with_timestamp=True) has no output: the lines of ranks come to "
-                "the driver with stdout=sys.stdout and stderr=sys.stderr only. Set one of them, or leave it out."
+                "the driver with stdout=sys.stdout and stderr=sys.stderr only. Set one of them, or leave it out.",
+                code="spark-needs-output",
             )
 
     @contextlib.contextmanager

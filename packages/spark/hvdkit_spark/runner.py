@@ -154,17 +154,20 @@ def refuse(function: str, given: Mapping[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         value = given.get(name)
         if value is False if name == "use_gloo" else value:
-            raise LaunchError(f"hvdkit_spark.{function}({name}={value!r}) is not possible: {reason}. Leave it out.")
+            raise LaunchError(
+                f"hvdkit_spark.{function}({name}={value!r}) is not possible: {reason}. Leave it out.",
+                code="spark-argument-refused",
+            )
 
 
 def check_count(name: str, value: int) -> None:
     """Raise LaunchError for a number of ranks below 1."""
     if value < 1:
-        raise LaunchError(f"{name} is {value}; it must be 1 or more.")
+        raise LaunchError(f"{name} is {value}; it must be 1 or more.", code="spark-number-invalid")
 
 
 def check_timeout(name: str, value: float | None, default: float) -> float:
     """Return the seconds, or the default. Raises LaunchError for a negative number."""
     if value is not None and value < 0:
-        raise LaunchError(f"{name} is {value}; it must be 0 seconds or more.")
+        raise LaunchError(f"{name} is {value}; it must be 0 seconds or more.", code="spark-number-invalid")
     return default if value is None else float(value)

@@ -22,12 +22,14 @@ def find_context() -> Any:
     if context is None:
         raise LaunchError(
             "There is no active SparkContext in this process. Create one first: SparkSession.builder.getOrCreate(). A "
-            "session of Spark Connect has none, because its driver is elsewhere: run this code on the driver."
+            "session of Spark Connect has none, because its driver is elsewhere: run this code on the driver.",
+            code="spark-no-context",
         )
     if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         raise LaunchError(
             "The ranks are tasks of a barrier stage, which Spark does not run with dynamic allocation. Start Spark "
-            "with spark.dynamicAllocation.enabled=false."
+            "with spark.dynamicAllocation.enabled=false.",
+            code="spark-dynamic-allocation",
         )
     return context
 
@@ -76,7 +78,8 @@ def wait_for_slots(
             raise LaunchTimeoutError(
                 f"{least} ranks need {least} tasks at the same time, but the executors of this Spark application have "
                 f"room for {slots} (cores of all executors, divided by spark.task.cpus), after {waited_s:.0f} s. Lower "
-                f"num_proc, or start more executors.{unreachable}"
+                f"num_proc, or start more executors.{unreachable}",
+                code="spark-no-room",
             )
         if waited_s >= _SAY_AFTER_S and not told:
             logger.warning("waiting for executors: %d ranks, room for %d.%s", least, slots, unreachable)

@@ -17,9 +17,10 @@ import pytest
 import spark_functions
 import torch
 from hvdrun_job import alive, wait_until
+from refused import refused
 from spark_session import HERE, PATH, ROOT, SUPPORT, local_spark
 
-from hvdkit.errors import ConfigError, HorovodInternalError, LaunchError
+from hvdkit.errors import ConfigError, HorovodInternalError, LaunchTimeoutError
 
 pytestmark = [pytest.mark.integrations, pytest.mark.ranks]
 
@@ -75,9 +76,9 @@ def test_the_cause_is_raised_while_another_rank_computes(spark: Any, fails: str,
 def test_ranks_that_find_no_room_are_refused(spark: Any) -> None:
     import hvdkit_spark
 
-    with pytest.raises(LaunchError, match="num_proc is 0"):
+    with refused("spark-number-invalid", names=["num_proc is 0"]):
         hvdkit_spark.run(spark_functions.describe, (0,), num_proc=0)
-    with pytest.raises(LaunchError, match=r"3 ranks need 3 tasks at the same time.* room for 2"):
+    with refused("spark-no-room", names=["3 ranks", "3 tasks", "room for 2 "], kind=LaunchTimeoutError):
         hvdkit_spark.run(spark_functions.describe, (0,), num_proc=3, start_timeout=0)
 
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_job import plan_job
+from refused import refused
 
-from hvdkit.errors import LaunchError
 from hvdkit.launch.cli.options import parse_arguments
 from hvdkit_wrap.environment import plan_visible_gpu
 from hvdkit_wrap.places import user_callsite
@@ -152,9 +152,9 @@ def test_flags_of_wrap_go_with_it() -> None:
     job = plan_job(parse_arguments(["-np", "2", "--wrap", "--wrap-batch", "multiply", "true"]), environ)
     assert job.variables["HVDKIT_WRAP"] == "1" and job.variables["HVDKIT_WRAP_BATCH"] == "multiply"
     assert int(job.variables["HVDKIT_WRAP_SEED"]) >= 0
-    with pytest.raises(LaunchError, match="--wrap-batch has no effect without --wrap"):
+    with refused("setting-needs-wrap", names=["--wrap-batch"]):
         plan_job(parse_arguments(["-np", "2", "--wrap-batch", "multiply", "true"]), environ)
-    with pytest.raises(LaunchError, match="--wrap contradicts --alias-horovod"):
+    with refused("options-contradict", names=["--wrap", "--alias-horovod"]):
         plan_job(parse_arguments(["-np", "2", "--wrap", "--alias-horovod", "true"]), environ)
 
 
