@@ -80,7 +80,7 @@ def fit(
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy=hvdkit.lightning.HvdkitStrategy(**strategy_options) if strategy_options else "hvdkit",
-        logger=hvdkit.lightning.HvdkitLogger(**places, every=2) if places else False,
+        logger=hvdkit.lightning.HvdkitLogger(**places, every=2) if places else False,  # type: ignore[arg-type]
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,

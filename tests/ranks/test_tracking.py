@@ -519,7 +519,7 @@ def test_a_package_that_is_missing_is_named(module: str, argument: str, monkeypa
 
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=rf"pip install 'hvdkit\[{module}\]'"):
-        open_writers(Targets(**{module: argument}))
+        open_writers(Targets(**{module: argument}))  # type: ignore[arg-type]
 
 
 def test_the_rate_is_that_of_all_ranks_and_the_time_left_that_of_the_rest() -> None:
