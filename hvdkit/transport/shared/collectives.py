@@ -73,7 +73,7 @@ class SmallCollectives:
         slots = self._see(buffer)
         if root in (-1, self._rank):
             arithmetic.copy(slots[self._rank], buffer)
-        self._steps.meet()
+        self._steps.pass_step()
         return slots
 
     def _see(self, buffer: Buffer) -> list[Buffer]:
@@ -136,13 +136,13 @@ class ChunkedAllreduce:
         layout = self._layouts.get((dtype, chunk.size)) or self._lay_out(dtype, chunk.size)
         for where, memory in layout.foreign:
             memory[:] = chunk[where]
-        self._steps.meet()
+        self._steps.pass_step()
         own = Buffer(chunk[layout.own], dtype)
         if own.array.size:
             arithmetic.combine(own, [*layout.below, own, *layout.above], op, scale)
             for peer in layout.below + layout.above:
                 peer.array[:] = own.array
-        self._steps.meet()
+        self._steps.pass_step()
         for where, memory in layout.foreign:
             chunk[where] = memory
 
@@ -209,7 +209,7 @@ class ChunkedExchange:
                 memory, piece = self._next(), own[at : at + self._room]
                 if any(reader != self._rank for reader in readers):
                     memory[self._rank][: piece.size] = piece
-                self._steps.meet()
+                self._steps.pass_step()
                 if self._rank in readers:
                     for peer in self._peers:
                         out = outs[peer][at : at + self._room]
@@ -233,7 +233,7 @@ class ChunkedExchange:
             for at in range(0, max(piece.count for piece in pieces), step):
                 memory = self._next()
                 self._write(memory, [_bytes(piece.slice(at, at + step)) for piece in pieces], room)
-                self._steps.meet()
+                self._steps.pass_step()
                 target = out.slice(at, at + step)
                 if not target.count:
                     continue
@@ -262,7 +262,7 @@ class ChunkedExchange:
                 memory, at = self._next(), step * room
                 memory[self._rank][:8].view(np.int64)[0] = steps
                 self._write(memory, [piece[at : at + room] for piece in ins], room, _LINE)
-                self._steps.meet()
+                self._steps.pass_step()
                 steps = max(steps, *(int(memory[peer][:8].view(np.int64)[0]) for peer in self._peers))
                 start = _LINE + self._rank * room
                 for peer in self._peers:

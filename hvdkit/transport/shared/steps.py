@@ -117,7 +117,7 @@ class SharedSteps:
     nbytes: bytes of each rank's memory.
     directory: a memory file system that the ranks share.
     check: called now and then in waits; raises RankLostError if a peer has ended.
-    lanes: number of independent sequences of steps; `half` and meet() are for the first one.
+    lanes: number of independent sequences of steps; `half` and pass_step() are for the first one.
     memory: (ranks, nbytes) uint8, every rank's.
     halves: its halves, by half and rank.
     half: the half for the next step.
@@ -138,7 +138,7 @@ class SharedSteps:
         self.half = 1
         self.halves = [[part[at : at + middle] for part in self.memory] for at in (0, middle)]
 
-    def meet(self) -> None:
+    def pass_step(self) -> None:
         """Show the next step of the first lane, and wait until this rank has passed it."""
         flags = self._flags
         number = flags.show()
