@@ -28,8 +28,9 @@ from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import BucketSpec
 from hvdkit.transport.buffer import Buffer
 from hvdkit.transport.mpi.transport import open_mpi
-from hvdkit.transport.shared import segment as segments
-from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
+from hvdkit.transport.shared import steps
+from hvdkit.transport.shared.segment import open_segment
+from hvdkit.transport.shared.steps import Flags, flag_bytes
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 
 SIZE = 3
@@ -289,7 +290,7 @@ def test_buckets_share_little_memory_and_no_rank_runs_away(size: int, depth: int
 def measure_memory(directory: str, count: int, depth: int | None) -> int:
     transport = open_shared(directory)
     buckets = transport.open_buckets([BucketSpec("float32", MIB // 4)] * count, depth)
-    nbytes = int(buckets._segment.memory.nbytes)
+    nbytes = int(buckets._steps.segment.memory.nbytes)
     transport.barrier()
     buckets.close()
     transport.close()
@@ -306,11 +307,11 @@ def test_memory_grows_with_the_depth_and_not_with_the_model(tmp_path: Path) -> N
 
 
 def fenced(transport: Transport, check: str) -> None:
-    free, segments.order = segments.order, segments._fence
+    free, steps.order = steps.order, steps._fence
     try:
         BUCKET_CHECKS[check](transport)
     finally:
-        segments.order = free
+        steps.order = free
 
 
 @pytest.mark.ranks
@@ -324,8 +325,7 @@ def test_flags_count_rounds_of_each_rank_and_index() -> None:
     memory = np.zeros(flag_bytes(3, 9), np.uint8)
     ranks = [Flags(memory, rank=rank, ranks=3, count=9) for rank in range(3)]
     assert memory.nbytes == 3 * 2 * 64
-    ranks[0].show(8, 2)
-    ranks[1].show(8, 1)
+    assert [ranks[0].show(8), ranks[0].show(8), ranks[1].show(8)] == [1, 2, 1]
     assert ranks[2].everyone(8, 1) and not ranks[2].everyone(8, 2)
     assert not ranks[0].everyone(8, 1), "rank 2 has not shown anything"
     assert ranks[0].everyone(8, 0) and not ranks[2].everyone(7, 1)
@@ -333,9 +333,9 @@ def test_flags_count_rounds_of_each_rank_and_index() -> None:
         one.close()
 
 
-@pytest.mark.parametrize("order", [segments._fence, segments._no_fence])
+@pytest.mark.parametrize("order", [steps._fence, steps._no_fence])
 def test_what_was_written_before_a_flag_is_seen_after_it(order: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "order", order)
+    monkeypatch.setattr(steps, "order", order)
     memory, box = np.zeros(flag_bytes(2, 1), np.uint8), np.zeros(1000)
     writer, reader = (Flags(memory, rank=rank, ranks=2, count=1) for rank in range(2))
 
@@ -344,7 +344,7 @@ def test_what_was_written_before_a_flag_is_seen_after_it(order: object, monkeypa
             while not writer.everyone(0, number - 1):
                 time.sleep(0)
             box[:] = number
-            writer.show(0, number)
+            writer.show(0)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
@@ -353,7 +353,7 @@ def test_what_was_written_before_a_flag_is_seen_after_it(order: object, monkeypa
             while not reader.everyone(0, number):
                 time.sleep(0)
             assert (box == number).all()
-            reader.show(0, number)
+            reader.show(0)
         thread.join(10)
         assert not thread.is_alive()
     writer.close()

@@ -10,11 +10,11 @@ One allreduce of one bucket, two ranks, time runs down ("|" is the training that
     show reduced                                 show reduced
     read memory                                  read memory
 
-From ready to reduced, only rank i uses shard i of every memory. So the sum can overwrite its operands, two flags are
-enough, and a rank that has seen all shards reduced may use its memory freely. No other rank reads shard i of rank i's
-memory, so the tensors themselves can replace it (in-place segments), and need not be copied in or out.
+Ready and reduced are the two steps of a reduction in place; steps.py says why they are enough, and why the sum can
+overwrite its operands. Each bucket is a lane. No other rank reads shard i of rank i's memory, so the tensors themselves
+can replace it (in-place segments), and need not be copied in or out.
 
-A reduce-scatter omits the copies to the peers, and an all-gather omits the sums; both keep the flags, so that after
+A reduce-scatter omits the copies to the peers, and an all-gather omits the sums; both keep the steps, so that after
 each of them a rank may use all of its memory freely, too.
 
 After a core has read a cache line, it owns the line and can write it cheaply. But it is slow to take a line from a core
@@ -46,7 +46,7 @@ from hvdkit.transport.buckets import (
 from hvdkit.transport.buffer import STORAGE, Buffer, make_buffer
 from hvdkit.transport.coding.api import Coder
 from hvdkit.transport.coding.coders import open_coder, sent_bytes
-from hvdkit.transport.shared.segment import Flags, flag_bytes, open_segment
+from hvdkit.transport.shared.steps import SharedSteps
 
 _ALIGN = 64  # bytes: a cache line
 
@@ -133,19 +133,10 @@ class SharedBuckets(SteppedBuckets):
         self._rank, self._shards = group.rank, shards
         sizes = [_padded(nbytes) for nbytes in plan_memory(specs, depth)]
         self.depth = len(sizes)
-        flags = flag_bytes(group.size, len(specs))
-        area = sum(sizes)
-        # ready | reduced | memory of rank 0 | memory of rank 1 | ...
-        start = 2 * flags
-        self._segment = open_segment(group, [start + area] + [area] * (group.size - 1), directory)
-        memory, who = self._segment.memory, {"rank": group.rank, "ranks": group.size}
-        self._ready = Flags(memory[:flags], count=len(specs), **who)
-        self._reduced = Flags(memory[flags:start], count=len(specs), **who)
-        self._generation = [0] * len(specs)
-        areas = [start + rank * area for rank in range(group.size)]
+        self._steps = SharedSteps(group, sum(sizes), directory=directory, check=check, lanes=len(specs))
         #: Each rank's memory, for each of the `depth` memory blocks.
         self._raw: list[list[NDArray[np.uint8]]] = [
-            [memory[at + first : at + last] for at in areas]
+            [memory[first:last] for memory in self._steps.memory]
             for first, last in itertools.pairwise([0, *itertools.accumulate(sizes)])
         ]
         self._layouts = [self._lay_out(index, spec) for index, spec in enumerate(specs)]
@@ -203,17 +194,15 @@ class SharedBuckets(SteppedBuckets):
         self._show_layouts()
 
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """See SteppedBuckets. Raises this rank's ready flag at once."""
-        self._generation[index] = generation = self._generation[index] + 1
-        self._ready.show(index, generation)
-        return self._steps(index, generation, in_place, phases)
+        """See SteppedBuckets. Shows the bucket ready at once."""
+        return self._reduce(index, self._steps.show(index), in_place, phases)
 
-    def _steps(self, index: int, generation: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
+    def _reduce(self, index: int, ready: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
         """Sum this rank's shard or copy it to the peers once all are ready, then wait for the other shards."""
         layout = self._layouts[index]
         spec = layout.spec
         free = self._crossing is None  # the order of buckets matters only for collectives between hosts
-        while not self._ready.everyone(index, generation):
+        while not self._steps.everyone(index, ready):
             yield free
         chunks = list(self._cut(layout, in_place))
         if layout.partial is None or self._crossing is None:
@@ -238,8 +227,8 @@ class SharedBuckets(SteppedBuckets):
                     _hand_out(chunk, self._arithmetic)
             else:
                 self._arithmetic.copy(shard, layout.shard_of(partial))
-        self._reduced.show(index, generation)
-        while not self._reduced.everyone(index, generation):
+        reduced = self._steps.show(index)
+        while not self._steps.everyone(index, reduced):
             yield True
 
     def close(self) -> None:
@@ -247,9 +236,7 @@ class SharedBuckets(SteppedBuckets):
         super().close()
         if self._crossing is not None:
             self._crossing.close(idle=idle)
-        self._ready.close()
-        self._reduced.close()
-        self._segment.close()
+        self._steps.close()
         self._raw, self._layouts, self.memory, self.owned, self.shard = [], [], [], [], []
 
 

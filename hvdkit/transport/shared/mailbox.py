@@ -1,4 +1,8 @@
-"""A mailbox of the ranks of one host, with two ring buffers in shared memory between rank 0 and each other rank."""
+"""A mailbox of the ranks of one host, with two ring buffers in shared memory between rank 0 and each other rank.
+
+A ring does not use the steps of steps.py: it is a queue of one writer and one reader, in which a message may wait until
+the reader has time, whereas all ranks pass a step together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from numpy.typing import NDArray
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.shared.segment import Segment, open_segment, order
+from hvdkit.transport.shared.segment import Segment, open_segment
+from hvdkit.transport.shared.steps import order
 
 _LINE = 64  # bytes of a cache line
 _LENGTH = struct.Struct("<q")

@@ -2,8 +2,6 @@
 
 If the ranks are killed before that, the file remains. Its creator holds a lock on the file, which the kernel releases
 when the process ends; so the next creator of a segment detects and removes abandoned files.
-
-Flags are numbers in shared memory by which ranks show each other their progress.
 """
 
 from __future__ import annotations
@@ -13,13 +11,11 @@ import errno
 import fcntl
 import mmap
 import os
-import platform
 import secrets
 import socket
-import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,64 +123,3 @@ def _explain(failures: Sequence[int], total: int, directory: str) -> str:
             f"it between the containers (docker --ipc=host), {_WAY_ON}."
         )
     return f"Shared memory could not be created in {directory} on {host}: {who}. Correct this, {_WAY_ON}."
-
-
-_LINE = 8  # int64 in a cache line, so that no two ranks write to the same one
-
-_gate = threading.Lock()
-
-
-def _fence() -> None:
-    # A release followed by an acquire of the same lock orders the writes before it before those after it.
-    with _gate:
-        pass
-    with _gate:
-        pass
-
-
-def _no_fence() -> None:
-    """Do nothing, because x86 makes stores visible in program order."""
-
-
-_ordered = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-order: Callable[[], None] = _no_fence if _ordered else _fence
-
-
-def flag_bytes(ranks: int, count: int) -> int:
-    """Return the bytes of shared memory for `count` flags of each of `ranks` ranks."""
-    return ranks * _padded(count) * 8
-
-
-def _padded(count: int) -> int:
-    return -(-count // _LINE) * _LINE
-
-
-class Flags:
-    """`count` generation numbers for each rank of a host; each rank raises its own and reads all.
-
-    memory: (flag_bytes(ranks, count),) uint8, shared, zeroed, aligned to 64 bytes.
-    """
-
-    def __init__(self, memory: NDArray[np.uint8], *, rank: int, ranks: int, count: int) -> None:
-        stride = _padded(count)
-        self._numbers = memory.data.cast("q")  # much faster than numpy for single numbers
-        self._own = rank * stride
-        self._peers = [peer * stride for peer in range(ranks) if peer != rank]
-
-    def show(self, index: int, generation: int) -> None:
-        """Show that this rank has done `generation` of `index`; its earlier writes are visible before the flag."""
-        order()
-        self._numbers[self._own + index] = generation
-
-    def everyone(self, index: int, generation: int) -> bool:
-        """Return whether all other ranks have done `generation` of `index`."""
-        numbers = self._numbers
-        for start in self._peers:
-            if numbers[start + index] < generation:
-                return False
-        order()
-        return True
-
-    def close(self) -> None:
-        """Release the memory."""
-        self._numbers.release()
