@@ -13,7 +13,6 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
-from hvdkit.engine.named.operation import Action
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
@@ -189,8 +188,6 @@ def DistributedOptimizer(
             named, process_set, strategy, passes=backward_passes_per_step, groups=group_numbers, sparse=sparse
         )
         _syncs.add(sync)
-        if shards is not None and shards.receiver is not None:
-            shards.receiver.together = _together(sync)
     state: dict[str, Any] = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
     state["_hvdkit_known"] = KnownGroups()
     mixin: type[DistributedOptimizerMixin] = DistributedOptimizerMixin
@@ -200,18 +197,6 @@ def DistributedOptimizer(
         mixin = LocalSGDMixin
     _wrap(optimizer, mixin, {parameter: name for name, parameter in named}, state)
     return optimizer
-
-
-def _together(sync: GradientSync) -> Callable[[str, Action], Any]:
-    """Return a function that calls sync.together without holding a reference to sync."""
-    held = weakref.ref(sync)
-
-    def together(kind: str, action: Action) -> Any:
-        sync = held()
-        assert sync is not None
-        return sync.together(kind, action)
-
-    return together
 
 
 def _wrap(

@@ -54,7 +54,7 @@ class JaxShards(ShardDriver):
         """See ShardDriver.refresh."""
         for piece, variable in zip(self.arrays.pieces, pieces, strict=True):
             flat = jnp.reshape(self._variables[piece.tensor].value, (-1,))
-            variable.assign(flat[piece.offset : piece.offset + piece.count])
+            variable.assign(flat[piece.elements])
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """See ShardDriver.scatter. The program determines which gradients exist: the same on all ranks."""

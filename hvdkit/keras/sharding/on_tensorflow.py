@@ -61,7 +61,7 @@ class TensorflowShards(ShardDriver):
         """See ShardDriver.refresh."""
         for piece, variable in zip(self.arrays.pieces, pieces, strict=True):
             flat = tf.reshape(self._variables[piece.tensor], [-1])
-            variable.assign(flat[piece.offset : piece.offset + piece.count])
+            variable.assign(flat[piece.elements])
 
     @in_python
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:

@@ -61,7 +61,7 @@ class TorchOptimizerShards(ShardDriver):
 
     def _view(self, piece: TensorRange) -> torch.Tensor:
         flat: torch.Tensor = self._parameters[piece.tensor].detach().view(-1)
-        return flat[piece.offset : piece.offset + piece.count]
+        return flat[piece.elements]
 
     def make_piece(self, piece: TensorRange, name: str) -> Any:
         """See ShardDriver.make_piece."""

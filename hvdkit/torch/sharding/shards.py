@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
+from hvdkit.engine.sharding.whole_state import RangeState, gather_state
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.layout import strides_of
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
 from hvdkit.torch.sharding.slices import Slice, make_slice
-from hvdkit.torch.sharding.state import Layout, PieceState, State, cut_state, gather_state
+from hvdkit.torch.sharding.state import Layout, State, cut_state, from_buffers, to_buffers
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
@@ -31,13 +33,13 @@ _GRADIENT = "gradient"  # a key of the state, while parameters are divided anew
 class TorchOptimizerShards:
     """See OptimizerShards. optimizer: the divided optimizer; not kept alive. master_weights: see DistributedOptimizer.
 
-    receiver: of reduce-scattered gradients; None if gradients are whole.
+    sink: of reduce-scattered gradients; None if gradients are whole.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, receiver: TorchGradientSink | None = None
+        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, sink: TorchGradientSink | None = None
     ) -> None:
-        self.receiver = receiver
+        self.sink = sink
         self._optimizer = weakref.ref(optimizer)
         self._master_weights = master_weights
         self._slices: dict[torch.nn.Parameter, list[Slice]] = {}
@@ -74,7 +76,7 @@ class TorchOptimizerShards:
     ) -> dict[int, dict[str, Any]]:
         """Gather the whole state, and gradients that are reduced and not yet used."""
         parameters, inner = self._parameters(), self._inner
-        pieces = []
+        ranges = []
         for number, parameter in enumerate(parameters):
             for one in self._slices.get(parameter, ()):
                 state = dict(inner.state.get(one.tensor, {}))
@@ -83,23 +85,25 @@ class TorchOptimizerShards:
                 if gradients and isinstance(parameter.grad, ShardedGradient):
                     state[_GRADIENT] = one.received
                 if state:  # the plain optimizer has no state of parameters without a step
-                    pieces.append(PieceState(number, one.offset, one.count, state))
+                    ranges.append(RangeState(number, one.piece.offset, one.count, to_buffers(state, one.count)))
         layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
-        return {**gather_state(transport, pieces, layouts, root), **self._rest}
+        counts = [layout.count for layout in layouts]
+        whole = gather_state(transport, ranges, counts, wanted=root is None or root == transport.rank)
+        return {**{number: from_buffers(one, layouts[number]) for number, one in whole.items()}, **self._rest}
 
-    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], group: Group) -> None:
         """See OptimizerShards.divide. Raises HorovodInternalError if it needs shards of ranks that are gone."""
         source = parameters.own_tensors("A sharded optimizer")
         division = [(parameters.tensors[piece.tensor], piece) for piece in pieces]
         if self._whole is None and division == self._division:
-            if self.receiver is not None:
-                self.receiver.divide(source, list(self._all()))
+            if self.sink is not None:
+                self.sink.divide(source, list(self._all()), parameters.name, group)
             return
         if self._whole is None and any(self._inner.state.get(one.tensor) for one in self._all()):
             raise HorovodInternalError(
-                f"The optimizer was divided among other ranks than the {len(ranks)} of now, or its parameters had "
-                "another dtype or memory format, and these parts of its state are gone. Load a state that "
-                "state_dict() returned before (elastic jobs: call state.commit(), not only "
+                f"The optimizer was divided among other ranks than the {len(group.engine.ranks)} of now, or its "
+                "parameters had another dtype or memory format, and these parts of its state are gone. Load a state "
+                "that state_dict() returned before (elastic jobs: call state.commit(), not only "
                 "state.check_host_updates())."
             )
         self._drop()
@@ -112,10 +116,10 @@ class TorchOptimizerShards:
             owner = source.parameters[piece.tensor]
             one = make_slice(owner, self._layouts[owner], piece, master_weights=self._master_weights)
             self._slices.setdefault(owner, []).append(one)
-        if self.receiver is not None:
-            self.receiver.divide(source, list(self._all()))
+        if self.sink is not None:
+            self.sink.divide(source, list(self._all()), parameters.name, group)
             numbers = self._parameters()
-            self.receiver.carry({numbers[number]: gradient for number, gradient in self._carried.items()})
+            self.sink.carry({numbers[number]: gradient for number, gradient in self._carried.items()})
             self._carried.clear()
         if self._whole is not None:
             self._put(self._whole)
@@ -135,7 +139,7 @@ class TorchOptimizerShards:
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
         self._rest = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._layouts}
         for one in self._all():
-            state = cut_state(whole.get(numbers[one.owner], {}), one.layout, one.offset, one.count)
+            state = cut_state(whole.get(numbers[one.owner], {}), one.layout, one.piece)
             master = state.pop(MASTER, None)
             if one.is_master and master is not None:
                 one.tensor.data.copy_(master)
