@@ -2,6 +2,17 @@
 
 Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, of which
 these are stages 1 and 2.
+
+shard="optimizer": each of n ranks keeps 1/n of the optimizer's state and updates that part of the parameters, all ranks
+gather the result, and the gradients that a program can read are as without shard. shard="gradients": the same, but
+gradients may be reduce-scattered and freed while backward runs, and a program cannot read them whole.
+
+With "gradients" all adapters reduce-scatter. With "optimizer" the algorithm follows from the second half of its
+sentence: an adapter for PyTorch reduces in backward(), after which a program reads whole averages, so every rank needs
+them all (allreduce); an adapter for Keras reduces in apply(), after which no program reads gradients, so the shards are
+enough (reduce-scatter). Measured on three ranks over TCP, AdamW, float32, bytes that a rank sends in a step for each
+byte of gradients: without shard 1.34; PyTorch "optimizer" 2.00, "gradients" 1.34; Keras 1.34 with both, on each
+backend.
 """
 
 from __future__ import annotations
