@@ -13,35 +13,25 @@ import keras
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_in_place import OrderedCall, OrderedCalls, address_of, check_in_place, works
 from hvdkit.keras.settings import check_shape
-from hvdkit.keras.sharding.drivers import ShardDriver, Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, TrainedVariables
 from hvdkit.transport.buffer import STORAGE, Array
 
 
 class JaxShards(ShardDriver):
     """See ShardDriver. Data on a GPU goes through host memory."""
 
-    def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        variables: Sequence[Any],
-        options: ReduceOptions,
-        add: Sum,
-        *,
-        early: bool,
-    ) -> None:
+    def __init__(self, trained: TrainedVariables) -> None:
         settle()
-        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
-        self.arrays = ShardedArrays(group, tensors, options, compute_threads=os.cpu_count() or 1)
+        self._tensors, self._variables = trained.tensors, trained.variables
+        self._add, self._early = trained.add, trained.early
+        self.arrays = trained.open(compute_threads=os.cpu_count() or 1)
         self._scatters: dict[tuple[frozenset[int], bool], _Scatter] = {}  # by the gradients, and whether in lists
         self._gather = OrderedCall(self._gather_now)
 

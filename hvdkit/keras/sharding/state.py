@@ -33,18 +33,18 @@ class Parts:
         self.driver = sync.open(self.variables)
         self.index_of = {id(variable): index for index, variable in enumerate(self.variables)}
         self._tensor_of: dict[int, int] = {}
-        own = [self.driver.make_piece(piece, self.variables[piece.tensor].name) for piece in self.placed]
-        for piece, variable in zip(self.placed, own, strict=True):
+        own = [self.driver.make_piece(piece, self.variables[piece.tensor].name) for piece in self.ranges]
+        for piece, variable in zip(self.ranges, own, strict=True):
             variable._path = self.variables[piece.tensor].path
             self._tensor_of[id(variable)] = piece.tensor
         self.pieces = [*own, keras.Variable(np.zeros(1), dtype=self.variables[0].dtype, trainable=False)]
         self.window: Sequence[Any] = ()  # the slices whose gradients are being clipped
         self.reduced: Sequence[Any] | None = None
-        self._whole: dict[int, Array] | None = None  # the slots of all slices, by number in the plain optimizer
-        self._whole_at = -1
+        self._whole_state: dict[int, Array] | None = None  # the slots of all slices, by number in the plain optimizer
+        self._whole_state_step = -1
 
     @property
-    def placed(self) -> Sequence[TensorRange]:
+    def ranges(self) -> Sequence[TensorRange]:
         """The segments of this rank's slices."""
         return self.driver.arrays.pieces
 
@@ -75,31 +75,31 @@ class Parts:
                 piece.count,
                 {str(number): _buffer(slot[index]) for number, slot in enumerate(self.layout.slots())},
             )
-            for index, piece in enumerate(self.placed)
+            for index, piece in enumerate(self.ranges)
         ]
         counts = [_count(variable) for variable in self.variables]
         whole = self.sync.together(
             "sharded_state", lambda transport, _: gather_state(transport, ranges, counts, wanted=keep)
         )
-        self._whole = None
+        self._whole_state = None
         if keep:
-            self._whole = {
+            self._whole_state = {
                 number: whole[entry.tensor][slots[id(entry.slot)]].array
                 for number, entry in enumerate(self._entries(variables))
                 if entry.tensor >= 0
             }
-            self._whole_at = steps
+            self._whole_state_step = steps
 
     def release(self) -> None:
         """Free the whole state."""
-        self._whole = None
+        self._whole_state = None
 
     def save(self, variables: Sequence[Any], steps: int, store: Any) -> None:
         """Write the plain optimizer's variables; not collective. steps: number of steps so far.
 
         Raises RuntimeError if the state was not gathered since the last step.
         """
-        if self._whole is None or self._whole_at != steps:
+        if self._whole_state is None or self._whole_state_step != steps:
             raise RuntimeError(
                 "The state of this optimizer is divided among the ranks, and cannot be saved by one rank alone. Call "
                 "optimizer.gather_state() on all ranks immediately before, or save with hvd.checkpoint, which does so, "
@@ -112,9 +112,9 @@ class Parts:
                 store[str(number)] = self._shaped(number, entry)
 
     def _shaped(self, number: int, entry: Entry) -> Array:
-        assert self._whole is not None
+        assert self._whole_state is not None
         whole = self.variables[entry.tensor]
-        array = self._whole[number]
+        array = self._whole_state[number]
         return array.view(_numpy_dtype(whole)).reshape(tuple(whole.shape))
 
     def load(self, variables: Sequence[Any], store: Mapping[str, Any]) -> None:
@@ -143,12 +143,12 @@ class Parts:
                 kept[number] = _storage(array.astype(_numpy_dtype(whole)), whole.dtype)
         for number, array in kept.items():
             self._put(entries[number], array)
-        self._whole = kept
+        self._whole_state = kept
 
     def _put(self, entry: Entry, whole: Array) -> None:
         """Assign this rank's slices of a tensor from the whole slot."""
         whole = whole.view(_numpy_dtype(self.variables[entry.tensor]))
-        for piece, variable in zip(self.placed, entry.slot, strict=False):
+        for piece, variable in zip(self.ranges, entry.slot, strict=False):
             if piece.tensor == entry.tensor:
                 variable.assign(whole[piece.elements])
 
@@ -160,11 +160,11 @@ class Parts:
         root: the rank that has loaded.
         broadcast: sends an object of rank `root` to all.
         """
-        known = self._whole if steps <= self._whole_at else None
+        known = self._whole_state if steps <= self._whole_state_step else None
         numbers = broadcast(None if known is None else sorted(known), root)
         if numbers is None:
             return
-        mine, self._whole = self._whole or {}, None
+        mine, self._whole_state = self._whole_state or {}, None
         entries = self._entries(variables)
         for number in numbers:
             self._put(entries[number], broadcast(mine.pop(number, None), root))

@@ -15,7 +15,7 @@ from hvdkit.engine.reduce_op import Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.settings import OptimizerSettings, name_variables
-from hvdkit.keras.sharding.drivers import ShardDriver, driver_kind
+from hvdkit.keras.sharding.drivers import ShardDriver, TrainedVariables, driver_kind
 from hvdkit.keras.sync import GradientSync
 from hvdkit.transport.buffer import Array, Buffer
 
@@ -23,7 +23,7 @@ from hvdkit.transport.buffer import Array, Buffer
 class ShardSync(GradientSync):
     """The GradientSync of a sharded optimizer, which has no strategy.
 
-    passes_factor: multiplied with accumulated gradients. early: see ShardDriver.
+    passes_factor: multiplied with accumulated gradients. early: see TrainedVariables.
     """
 
     def __init__(self, settings: OptimizerSettings, *, passes_factor: float, early: bool) -> None:
@@ -65,7 +65,9 @@ class ShardSync(GradientSync):
         settings = self._settings
         # Counted in this world: a process may have wrapped more optimizers than others.
         self._name = f"optimizer {settings.group.engine.count('norms')}"
-        self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add, early=self._early)
+        self._shards = driver_kind()(
+            TrainedVariables(settings.group, tensors, list(variables), settings.options, self._add, self._early)
+        )
         self._closed = False
         return self._shards
 

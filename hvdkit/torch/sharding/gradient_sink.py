@@ -53,7 +53,7 @@ class TorchGradientSink:
             for parameter, spec in zip(source.parameters, source.tensors, strict=True)
         ]
 
-    def carry(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+    def restore(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         """Accept whole gradients that were reduced before the parameters were divided anew."""
         for slices in self._slices.values():
             for one in slices:

@@ -52,17 +52,17 @@ def from_buffers(entries: State, layout: Layout) -> dict[str, Any]:
     }
 
 
-def cut_state(state: State, layout: Layout, piece: TensorRange) -> dict[str, Any]:
+def cut_state(state: State, layout: Layout, segment: TensorRange) -> dict[str, Any]:
     """Return a slice of a parameter's whole state, in new memory.
 
     state: the whole state.
     layout: of the parameter.
-    piece: the slice.
+    segment: the elements of the slice.
     """
     cut = {}
     for name, value in state.items():
         if is_elementwise(name, value, layout.shape):
-            cut[name] = flatten(value, layout.strides)[piece.elements].clone()
+            cut[name] = flatten(value, layout.strides)[segment.elements].clone()
         else:
             cut[name] = value.clone() if isinstance(value, torch.Tensor) else value
     return cut
