@@ -62,12 +62,15 @@ def DistributedOptimizer(
     optimizer, and not together with op, compression or gradient_predivide_factor. Clipping is part of the optimizer's
     step, so it comes after before_step(). The strategy gets IndexedSlices as dense gradients. On TensorFlow and JAX it
     sees tensors through TensorSources only, and the values of parameters only if it has uses_values.
-    shard: "optimizer" or "gradients" to divide the optimizer's state among the ranks (ZeRO-1 and -2): gradients are
-    reduce-scattered, each rank steps on its shards of the variables, and all get the result. With "gradients" they are
-    sent and freed while backward runs, in compiled steps of TensorFlow and JAX and on PyTorch after scale_loss(), which
-    fit() calls; elsewhere both are the same. For Keras's own optimizers that update each element independently. build()
-    is then collective, and the state is saved with hvd.checkpoint, or after optimizer.gather_state() on all ranks; in
-    an elastic job sync() of a KerasState builds it. Not with strategy, op=Adasum or codings (ValueError).
+    shard: "optimizer" (ZeRO-1): each of n ranks keeps 1/n of the optimizer's state and updates that part of the
+    variables, all ranks gather the result, and the gradients that a program can read are as without shard.
+    "gradients" (ZeRO-2): as "optimizer", but gradients may be reduce-scattered and freed while backward runs, and a
+    program cannot read them whole. Here a program reads its own rank's gradients before apply(), and both
+    reduce-scatter, so that a step sends as many bytes as without shard. With "gradients" that is done while backward
+    runs in compiled steps of TensorFlow and JAX and on PyTorch after scale_loss(), which fit() calls; elsewhere in
+    apply(). For optimizers that update each element independently, of Keras or your own. build() is then collective,
+    and the state is saved with hvd.checkpoint, or after optimizer.gather_state() on all ranks; in an elastic job sync()
+    of a KerasState builds it. Not with strategy, op=Adasum or codings (ValueError).
 
     Raises NotInitializedError before init(), ValueError or TypeError for invalid arguments, ConfigError on a backend
     other than TensorFlow, PyTorch and JAX. A step raises PlanMismatchError if the ranks train different variables,

@@ -79,7 +79,7 @@ def open_device_reducer(
     )
 
 
-def find_device_place(current: Runtime, parameters: Parameters, group: Group) -> BucketMemory | None:
+def find_device_memory(current: Runtime, parameters: Parameters, group: Group) -> BucketMemory | None:
     """Open bucket memory for a sharded optimizer on the GPU, or return None for host memory; collective.
 
     Raises what open_group() raises.

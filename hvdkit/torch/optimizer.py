@@ -13,7 +13,6 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.allreduce import AllReduce
 from hvdkit.engine.compression import Coded
 from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
-from hvdkit.engine.named.operation import Action
 from hvdkit.engine.reduce_op import Adasum, Average, ReduceOp
 from hvdkit.engine.sharding.strategy import check_shard
 from hvdkit.engine.strategy import Strategy, refuse_contradictions
@@ -106,11 +105,14 @@ def DistributedOptimizer(
     tensors. Save its state with its own state_dict().
     static_graph: every step uses the same parameters. On GPUs the ranks then find out in the first step only which
     parameters no rank uses; without it a rank that misses a gradient waits for its GPU in every step.
-    shard: "optimizer" to divide the optimizer's state among the ranks (ZeRO-1): each rank keeps and updates its shards
-    of the parameters, which are all-gathered in step(). For optimizers that update each element independently.
-    state_dict() is then collective, and returns the whole state. "gradients" to divide the gradients too (ZeRO-2): they
-    are reduce-scattered, freed during backward, and `grad` is a ShardedGradient, with which torch's clipping
-    (collective) and GradScaler work; call zero_grad() after each step.
+    shard: "optimizer" (ZeRO-1): each of n ranks keeps 1/n of the optimizer's state and updates that part of the
+    parameters, all ranks gather the result, and the gradients that a program can read are as without shard.
+    "gradients" (ZeRO-2): as "optimizer", but gradients may be reduce-scattered and freed while backward runs, and a
+    program cannot read them whole. Here "optimizer" allreduces the gradients, since `grad` is a whole average after
+    backward(), and a step sends 1.5 times the bytes of one without shard; "gradients" sends as many as without, and
+    `grad` is a ShardedGradient, with which torch's clipping (collective) and GradScaler work; call zero_grad() after
+    each step. For optimizers that update each element independently. state_dict() is then collective, and returns the
+    whole state.
     master_weights: with shard, each rank keeps float32 values of its shards of float16 and bfloat16 parameters, and
     steps on those.
 
@@ -189,8 +191,6 @@ def DistributedOptimizer(
             named, process_set, strategy, passes=backward_passes_per_step, groups=group_numbers, sparse=sparse
         )
         _syncs.add(sync)
-        if shards is not None and shards.receiver is not None:
-            shards.receiver.together = _together(sync)
     state: dict[str, Any] = {"_hvdkit": sync, "_hvdkit_skip": False, "_hvdkit_synchronized": False}
     state["_hvdkit_known"] = KnownGroups()
     mixin: type[DistributedOptimizerMixin] = DistributedOptimizerMixin
@@ -200,18 +200,6 @@ def DistributedOptimizer(
         mixin = LocalSGDMixin
     _wrap(optimizer, mixin, {parameter: name for name, parameter in named}, state)
     return optimizer
-
-
-def _together(sync: GradientSync) -> Callable[[str, Action], Any]:
-    """Return a function that calls sync.together without holding a reference to sync."""
-    held = weakref.ref(sync)
-
-    def together(kind: str, action: Action) -> Any:
-        sync = held()
-        assert sync is not None
-        return sync.together(kind, action)
-
-    return together
 
 
 def _wrap(

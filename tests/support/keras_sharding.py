@@ -160,14 +160,14 @@ def divided_anew(name: str) -> None:
         state.commit()
         _fit_part(model, 2)
         state.restore()
-        pieces = model.optimizer.__dict__["_hvdkit_parts"].placed
+        pieces = model.optimizer.__dict__["_hvdkit_parts"].ranges
         hvd.shutdown()
         hvd.init(**{**_SETTINGS, "fusion_bytes": 1000})
         with raises(Exception, "before shutdown()"):
             model.optimizer.gather_state()
         state.on_reset()
         state.sync()
-        assert model.optimizer.__dict__["_hvdkit_parts"].placed != pieces and state.part == 1
+        assert model.optimizer.__dict__["_hvdkit_parts"].ranges != pieces and state.part == 1
         _fit_part(model, 1)
         reference = _compiled(name, wrap=False)
         for part in (0, 1):

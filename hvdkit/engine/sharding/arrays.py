@@ -165,7 +165,7 @@ class _Shard:
     def collect(self, transport: Transport) -> None:
         """Implement OptimizerShards.collect(): do nothing, because the parameters are divided only once."""
 
-    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], group: Group) -> None:
         """See OptimizerShards.divide."""
         self.pieces = list(pieces)
         self._gradients.divide(pieces)
@@ -186,7 +186,7 @@ class _Shard:
             piece = self.pieces[index]
             if piece.start not in in_place:
                 result = self._gradients.results[index]
-                np.copyto(result, memory.array[piece.start : piece.start + piece.count], casting="no")
+                np.copyto(result, memory.array[piece.in_bucket], casting="no")
 
     def received(self, unused: Collection[int]) -> None:
         """See GradientSink.received."""
@@ -215,14 +215,14 @@ class _Values:
         self._pieces_in.clear()
 
     def fill(self, bucket: int, memory: Buffer, owned: tuple[int, int], /) -> Filled:
-        """Implement TensorSource.fill(). bucket: an even number: its slots are this rank's pieces."""
+        """Implement TensorSource.fill(). bucket: of the first half of the plan: its slots are this rank's pieces."""
         if bucket not in self._pieces_in:  # the memory is the same each time
             parts = cut_slots(self._plan.buckets[bucket].slots, owned, memory.itemsize)
             in_place = {slot.start for slot, is_in_place in parts if is_in_place}
             self._pieces_in[bucket] = [
                 (index, piece, piece.start in in_place)
                 for index, piece in enumerate(self.pieces)
-                if piece.bucket == bucket // 2
+                if piece.bucket == bucket
             ]
         segments = []
         for index, piece, is_in_place in self._pieces_in[bucket]:
@@ -231,13 +231,13 @@ class _Values:
                 values = Buffer(array, memory.dtype)
                 segments.append(InPlaceSegment(piece.start, values, values))
             else:
-                np.copyto(memory.array[piece.start : piece.start + piece.count], array, casting="no")
+                np.copyto(memory.array[piece.in_bucket], array, casting="no")
             if self._targets is not None:
-                self._targets[piece.tensor][piece.offset : piece.offset + piece.count] = array
+                self._targets[piece.tensor][piece.elements] = array
         return Filled(frozenset(), segments)
 
     def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
-        """Implement TensorSource.drain(). bucket: an odd number: its slots are the other ranks' pieces."""
+        """Implement TensorSource.drain(). bucket: of the second half of the plan: its slots are other ranks' pieces."""
         if self._targets is None:
             return
         for slot in self._plan.buckets[bucket].slots:

@@ -23,7 +23,7 @@ class ParameterGather:
 
     parameters: of the optimizer.
     group: the ranks that train together.
-    place: device and settings of the buckets.
+    memory: device and settings of the buckets.
     wires: the gradients' wires, if buckets must be cut like the gradients' buckets.
     in_place: May the values have in-place segments?
     Raises PlanMismatchError if the ranks' parameters differ.
@@ -35,17 +35,17 @@ class ParameterGather:
         self,
         parameters: Parameters,
         group: Group,
-        place: BucketMemory,
+        memory: BucketMemory,
         wires: Sequence[Wire] | None = None,
         *,
         in_place: bool = False,
     ) -> None:
-        settings, tensors = place.settings, parameters.tensors
+        settings, tensors = memory.settings, parameters.tensors
         check_tensors(group.transport, tensors, "sharded", settings.fusion_bytes)
         self._plan = plan = Plan(tuple(tensors), plan_buckets(tensors, settings.fusion_bytes, wires))
         specs = plan.specs((1.0, 1.0), settings.chunk_bytes, settings.algorithm)
         specs = [replace(spec, wire="none") for spec in specs]  # parameters are sent uncompressed
-        self._buckets = place.open_buckets(specs, settings.buckets_in_flight)
+        self._buckets = memory.open_buckets(specs, settings.buckets_in_flight)
         shards = self._buckets.shard
         in_place = in_place and may_be_in_place(group)
         self._owned = self._buckets.owned if in_place else [(0, 0)] * len(shards)
@@ -53,8 +53,7 @@ class ParameterGather:
         self._values = parameters.values
         self._values.on_plan(split_plan(plan, shards))
         self._data = [
-            memory.slice(0, bucket.data_count)
-            for memory, bucket in zip(self._buckets.memory, plan.buckets, strict=True)
+            whole.slice(0, bucket.data_count) for whole, bucket in zip(self._buckets.memory, plan.buckets, strict=True)
         ]
         group.engine.joining.plans[f"{parameters.name}.shards"] = self
 
@@ -67,7 +66,7 @@ class ParameterGather:
         for index in range(count):
             if index >= depth:
                 self._receive(index - depth)
-            filled = self._values.fill(2 * index, self._data[index], self._owned[index])
+            filled = self._values.fill(index, self._data[index], self._owned[index])
             self._buckets.all_gather(index, filled.in_place)
         for index in range(max(0, count - depth), count):
             self._receive(index)
@@ -77,7 +76,7 @@ class ParameterGather:
             self._buckets.wait(index)
         except RankLostError as error:
             raise RankLostError(f"{error} The parameters {self._plan.name(index)} were being gathered.") from None
-        self._values.drain(2 * index + 1, self._data[index], ())
+        self._values.drain(len(self._data) + index, self._data[index], ())
 
     @property
     def next_wait(self) -> str:

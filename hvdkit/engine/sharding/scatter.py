@@ -43,41 +43,41 @@ class GradientSink(Protocol):
 class ScatterGradients(AllReduce):
     """Reduce-scatters gradients while backward computes the gradients of earlier layers.
 
-    options: as for AllReduce, but without codings. receiver: consumes the gradients. The buckets have the user's
+    options: as for AllReduce, but without codings. sink: consumes the gradients. The buckets have the user's
     settings: these are not tuned, because the state is divided like the buckets.
     """
 
-    def __init__(self, options: ReduceOptions, receiver: GradientSink) -> None:
+    def __init__(self, options: ReduceOptions, sink: GradientSink) -> None:
         super().__init__(options)
         self.repeatable = False
-        #: Device and settings of the buckets from the next attach() on; None for the host.
-        self.place: BucketMemory | None = None
-        self.in_place = receiver.in_place
+        self.in_place = sink.in_place
         self.depth = 0  # maximum number of buckets that are started and not drained
-        self._receiver = receiver
+        self._sink = sink
+        self._memory: BucketMemory | None = None
         self._presence: UsedMaskExchange | None = None
         self._source: _ScatterSource | None = None
 
-    def attach(self, parameters: Parameters, group: Group) -> None:
-        """See Strategy.attach."""
+    def attach(self, parameters: Parameters, group: Group, memory: BucketMemory | None = None) -> None:
+        """See Strategy.attach. memory: device and settings of the buckets; None for the host."""
         self.detach()
+        self._memory = memory
         super().attach(parameters, group)
 
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
         current = runtime.runtime("a reduction of gradients")
         current.plans += 1
-        place, name = self.place or memory_on_host(group), parameters.name
+        memory, name = self._memory or memory_on_host(group), parameters.name
         in_place = self.in_place and may_be_in_place(group)
-        self._source = _ScatterSource(parameters.gradients, self._receiver, in_place)
+        self._source = _ScatterSource(parameters.gradients, self._sink, in_place)
         context = Context(
             group.transport,
             name,
             group.engine,
             current.timeline,
             has_spare_core(current.cores, parameters.compute_threads),
-            open_buckets=place.open_buckets,
+            open_buckets=memory.open_buckets,
             open_masks=lambda _, __: _NoMasks(),
-            device=place.device,
+            device=memory.device,
             scatters=True,
         )
         reducer = BucketReducer(
@@ -85,12 +85,12 @@ class ScatterGradients(AllReduce):
             parameters.tensors,
             self._source,
             options=self.options,
-            settings=place.settings,
+            settings=memory.settings,
             statistics=self.statistics,
         )
         self.depth = reducer.depth
         mask_context = Context(group.transport, f"{name}.used", group.engine)
-        self._presence = UsedMaskExchange(mask_context, [tensor.name for tensor in parameters.tensors], place.settings)
+        self._presence = UsedMaskExchange(mask_context, [tensor.name for tensor in parameters.tensors], memory.settings)
         return reducer
 
     def before_step(self) -> None:
@@ -98,7 +98,7 @@ class ScatterGradients(AllReduce):
         super().before_step()
         source, presence = self._source, self._presence
         if source is not None and presence is not None:
-            self._receiver.received(presence.exchange(source.take_unused()))
+            self._sink.received(presence.exchange(source.take_unused()))
 
     def detach(self) -> None:
         """See Strategy.detach."""
@@ -109,10 +109,10 @@ class ScatterGradients(AllReduce):
 
 
 class _ScatterSource:
-    """Fills buckets from a source of gradients, and passes results to a receiver. in_place: use in-place segments."""
+    """Fills buckets from a source of gradients, and passes results to a sink. in_place: use in-place segments."""
 
-    def __init__(self, source: TensorSource, receiver: GradientSink, in_place: bool) -> None:
-        self._source, self._receiver, self._in_place = source, receiver, in_place
+    def __init__(self, source: TensorSource, sink: GradientSink, in_place: bool) -> None:
+        self._source, self._sink, self._in_place = source, sink, in_place
         self._plan = Plan((), ())
         self._left: list[int] = []  # for each tensor the number of elements that are not copied yet in this round
         self._unused: set[int] = set()
@@ -138,11 +138,11 @@ class _ScatterSource:
         for slot in self._plan.buckets[bucket].slots:
             self._left[slot.tensor] -= slot.stop - slot.start
             if not self._left[slot.tensor]:
-                self._receiver.release(slot.tensor)
+                self._sink.release(slot.tensor)
         return Filled(frozenset(), filled.in_place)
 
     def drain(self, bucket: int, memory: Buffer, _: Collection[int], /) -> None:
-        self._receiver.receive(bucket, memory)
+        self._sink.receive(bucket, memory)
 
 
 class _NoMasks:

@@ -2,6 +2,17 @@
 
 Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, of which
 these are stages 1 and 2.
+
+shard="optimizer": each of n ranks keeps 1/n of the optimizer's state and updates that part of the parameters, all ranks
+gather the result, and the gradients that a program can read are as without shard. shard="gradients": the same, but
+gradients may be reduce-scattered and freed while backward runs, and a program cannot read them whole.
+
+With "gradients" all adapters reduce-scatter. With "optimizer" the algorithm follows from the second half of its
+sentence: an adapter for PyTorch reduces in backward(), after which a program reads whole averages, so every rank needs
+them all (allreduce); an adapter for Keras reduces in apply(), after which no program reads gradients, so the shards are
+enough (reduce-scatter). Measured on three ranks over TCP, AdamW, float32, bytes that a rank sends in a step for each
+byte of gradients: without shard 1.34; PyTorch "optimizer" 2.00, "gradients" 1.34; Keras 1.34 with both, on each
+backend.
 """
 
 from __future__ import annotations
@@ -27,8 +38,8 @@ class OptimizerShards(Protocol):
     def collect(self, transport: Transport) -> None:
         """Gather the divided state, because the parameters are divided again next; collective."""
 
-    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
-        """Keep the state of these pieces only. ranks: those among which the parameters are divided."""
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], group: Group) -> None:
+        """Keep the state of these pieces only. group: the ranks among which the parameters are divided."""
 
     def gathered(self) -> None:
         """Called when all parameters have been gathered."""
@@ -61,17 +72,19 @@ class ZeroStrategy(Strategy):
         if self._gather is not None:
             self._shards.collect(group.transport)
             self._close()
-        place, wires, in_place, pieces = self.find_place(parameters, group), None, False, list[TensorRange]()
+        memory, wires, in_place, pieces = self.find_memory(parameters, group), None, False, list[TensorRange]()
         if isinstance(self.gradients, ScatterGradients):
-            self.gradients.place, in_place = place, self.gradients.in_place
+            self.gradients.attach(parameters, group, memory)
             wires = [self.gradients.options.wire_for_tensor(tensor) for tensor in parameters.tensors]
-        self.gradients.attach(parameters, group)
+            in_place = self.gradients.in_place
+        else:
+            self.gradients.attach(parameters, group)
         if parameters.tensors:
-            self._gather = ParameterGather(parameters, group, place, wires, in_place=in_place)
+            self._gather = ParameterGather(parameters, group, memory, wires, in_place=in_place)
             pieces = self._gather.pieces
-        self._shards.divide(parameters, pieces, group.engine.ranks)
+        self._shards.divide(parameters, pieces, group)
 
-    def find_place(self, parameters: Parameters, group: Group) -> BucketMemory:
+    def find_memory(self, parameters: Parameters, group: Group) -> BucketMemory:
         """Select device and settings of the buckets; collective. Subclasses may override it."""
         return memory_on_host(group)
 

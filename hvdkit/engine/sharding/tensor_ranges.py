@@ -25,6 +25,16 @@ class TensorRange:
     bucket: int
     start: int
 
+    @property
+    def elements(self) -> slice:
+        """The range in the tensor's elements."""
+        return slice(self.offset, self.offset + self.count)
+
+    @property
+    def in_bucket(self) -> slice:
+        """The range in the elements of the bucket's memory."""
+        return slice(self.start, self.start + self.count)
+
 
 def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[TensorRange]:
     """Return the pieces within a rank's shards. shards: (start, stop) in each bucket, elements of its memory."""
@@ -36,15 +46,17 @@ def cut_pieces(plan: Plan, shards: Sequence[tuple[int, int]]) -> list[TensorRang
 
 
 def split_plan(plan: Plan, shards: Sequence[tuple[int, int]]) -> Plan:
-    """Split each bucket i in two: bucket 2i has the slots in this rank's shard of i, bucket 2i + 1 the other slots.
+    """Return a plan with each of n buckets twice: bucket i has this rank's slots, and bucket n + i the other ranks'.
 
-    Both use bucket i's memory. A TensorSource with this plan fills the even buckets and drains the odd buckets.
+    Both use the memory of bucket i. A TensorSource with this plan fills the first n buckets and drains the last n.
+    shards: see cut_pieces().
     """
-    halves = []
+    own, others = [], []
     for bucket, (start, stop) in zip(plan.buckets, shards, strict=True):
-        others = *_within(bucket.slots, 0, start), *_within(bucket.slots, stop, bucket.data_count)
-        halves += [replace(bucket, slots=slots) for slots in (tuple(_within(bucket.slots, start, stop)), others)]
-    return Plan(plan.tensors, tuple(halves))
+        outside = *_within(bucket.slots, 0, start), *_within(bucket.slots, stop, bucket.data_count)
+        own.append(replace(bucket, slots=tuple(_within(bucket.slots, start, stop))))
+        others.append(replace(bucket, slots=outside))
+    return Plan(plan.tensors, (*own, *others))
 
 
 def _within(slots: Sequence[Slot], start: int, stop: int) -> list[Slot]:

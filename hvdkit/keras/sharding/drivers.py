@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
@@ -19,25 +20,40 @@ from hvdkit.transport.buffer import Array
 Sum = Callable[[Array], None]
 
 
+@dataclass(frozen=True)
+class TrainedVariables:
+    """The variables that one optimizer trains, and how their gradients are reduced.
+
+    group: the ranks that train together.
+    tensors: a description of each variable, in the same order on all ranks.
+    variables: of Keras, in the order of `tensors`.
+    options: the reduction of gradients, without codings.
+    add: sums numbers over the ranks.
+    early: reduce gradients while the rest of backward runs, if the backend allows, so that they never exist all at
+        once.
+    """
+
+    group: Group
+    tensors: Sequence[TensorSpec]
+    variables: Sequence[Any]
+    options: ReduceOptions
+    add: Sum
+    early: bool
+
+    def open(self, *, compute_threads: int) -> ShardedArrays:
+        """Divide the variables among the ranks; collective. compute_threads: see ShardedArrays."""
+        return ShardedArrays(self.group, self.tensors, self.options, compute_threads=compute_threads)
+
+
 class ShardDriver(Protocol):
     """Reduces gradients to slices, and gathers variables, inside of a compiled step as well as outside.
 
-    tensors, variables: of the training, in the same order. early: reduce gradients while the rest of backward runs,
-    if the backend allows, so that they never exist all at once. All ranks construct it together.
+    All ranks construct it together.
     """
 
     arrays: ShardedArrays
 
-    def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        variables: Sequence[Any],
-        options: ReduceOptions,
-        add: Sum,
-        *,
-        early: bool,
-    ) -> None: ...
+    def __init__(self, trained: TrainedVariables) -> None: ...
 
     def make_piece(self, piece: TensorRange, name: str) -> Any:
         """Make a variable (count,) of this name for one of the rank's slices; refresh() sets its value."""
@@ -71,7 +87,7 @@ class ShardDriver(Protocol):
 
 
 _DRIVERS = {
-    "torch": "hvdkit.keras.sharding.on_torch:TorchOptimizerShards",
+    "torch": "hvdkit.keras.sharding.on_torch:TorchShards",
     "jax": "hvdkit.keras.sharding.on_jax:JaxShards",
     "tensorflow": "hvdkit.keras.sharding.on_tensorflow:TensorflowShards",
 }

@@ -16,35 +16,25 @@ import keras
 import numpy as np
 from jax.experimental import io_callback
 
-from hvdkit.engine.groups import Group
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.request import ReduceOptions
 from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.jax_in_place import InPlace, address_of, check_in_place, keep_results, trace_in_order, works
 from hvdkit.keras.settings import check_shape
-from hvdkit.keras.sharding.drivers import ShardDriver, Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, TrainedVariables
 from hvdkit.transport.buffer import STORAGE, Array
 
 
 class JaxShards(ShardDriver):
     """See ShardDriver. Data on a GPU goes through host memory."""
 
-    def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        variables: Sequence[Any],
-        options: ReduceOptions,
-        add: Sum,
-        *,
-        early: bool,
-    ) -> None:
+    def __init__(self, trained: TrainedVariables) -> None:
         settle()
-        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
-        self.arrays = ShardedArrays(group, tensors, options, compute_threads=os.cpu_count() or 1)
+        self._tensors, self._variables = trained.tensors, trained.variables
+        self._add, self._early = trained.add, trained.early
+        self.arrays = trained.open(compute_threads=os.cpu_count() or 1)
         self._scatters: dict[tuple[frozenset[int], bool], _Scatter] = {}  # by the gradients, and whether in lists
         self._gather = InPlace(self._run_gather)
 
@@ -57,7 +47,7 @@ class JaxShards(ShardDriver):
         """See ShardDriver.refresh."""
         for piece, variable in zip(self.arrays.pieces, pieces, strict=True):
             flat = jnp.reshape(self._variables[piece.tensor].value, (-1,))
-            variable.assign(flat[piece.offset : piece.offset + piece.count])
+            variable.assign(flat[piece.elements])
 
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:
         """See ShardDriver.scatter. The program determines which gradients exist: the same on all ranks."""

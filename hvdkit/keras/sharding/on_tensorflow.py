@@ -10,15 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdkit.engine.groups import Group
 from hvdkit.engine.one_step import OneStep
-from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.settings import check_shape
-from hvdkit.keras.sharding.drivers import ShardDriver, Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, TrainedVariables
 from hvdkit.tensorflow.by_lists import call_by_lists
 from hvdkit.tensorflow.result_memory import ResultMemory
 from hvdkit.tensorflow.tensors import array_of, as_tensor, empty_tensor, flat_storage
@@ -32,19 +28,11 @@ _AHEAD = 1
 class TensorflowShards(ShardDriver):
     """See ShardDriver."""
 
-    def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        variables: Sequence[Any],
-        options: ReduceOptions,
-        add: Sum,
-        *,
-        early: bool,
-    ) -> None:
-        self._tensors, self._variables, self._add, self._early = tensors, list(variables), add, early
+    def __init__(self, trained: TrainedVariables) -> None:
+        self._tensors, self._variables, tensors = trained.tensors, trained.variables, trained.tensors
+        self._add, self._early = trained.add, trained.early
         threads = tf.config.threading.get_intra_op_parallelism_threads()
-        self.arrays = ShardedArrays(group, tensors, options, compute_threads=threads)
+        self.arrays = trained.open(compute_threads=threads)
         self._one_step = OneStep([tensor.name for tensor in tensors])
         self._dtypes = [tensors[piece.tensor].dtype for piece in self.arrays.pieces]
         self._results = ResultMemory([(piece.count,) for piece in self.arrays.pieces], self._dtypes)
@@ -61,7 +49,7 @@ class TensorflowShards(ShardDriver):
         """See ShardDriver.refresh."""
         for piece, variable in zip(self.arrays.pieces, pieces, strict=True):
             flat = tf.reshape(self._variables[piece.tensor], [-1])
-            variable.assign(flat[piece.offset : piece.offset + piece.count])
+            variable.assign(flat[piece.elements])
 
     @in_python
     def scatter(self, gradients: Sequence[Any]) -> list[Any]:

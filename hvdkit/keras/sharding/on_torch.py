@@ -11,46 +11,33 @@ import keras
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from hvdkit.engine.groups import Group
-from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.engine.request import ReduceOptions
-from hvdkit.engine.sharding.arrays import ShardedArrays
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
-from hvdkit.keras.sharding.drivers import ShardDriver, Sum
+from hvdkit.keras.sharding.drivers import ShardDriver, TrainedVariables
 from hvdkit.torch.conversions import PlannedMetadata
 from hvdkit.torch.tensors import as_buffer
 from hvdkit.torch.uncompiled import uncompiled
 from hvdkit.transport.buffer import Array
 
 
-class TorchOptimizerShards(ShardDriver):
+class TorchShards(ShardDriver):
     """See ShardDriver. Data on a GPU goes through host memory.
 
     Nothing is early: Keras' step reads all gradients from the parameters after backward.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        tensors: Sequence[TensorSpec],
-        variables: Sequence[Any],
-        options: ReduceOptions,
-        add: Sum,
-        *,
-        early: bool,
-    ) -> None:
-        self._parameters = [variable.value for variable in variables]
-        _check_contiguous([tensor.name for tensor in tensors], self._parameters)
-        self.arrays = ShardedArrays(group, tensors, options, compute_threads=torch.get_num_threads())
-        self._add, self._early = add, early
+    def __init__(self, trained: TrainedVariables) -> None:
+        self._parameters = [variable.value for variable in trained.variables]
+        self._names = [tensor.name for tensor in trained.tensors]
+        _check_contiguous(self._names, self._parameters)
+        self.arrays = trained.open(compute_threads=torch.get_num_threads())
+        self._add, self._early = trained.add, trained.early
         self._results = [
             torch.empty(piece.count, dtype=self._parameters[piece.tensor].dtype) for piece in self.arrays.pieces
         ]
-        self._names = [tensor.name for tensor in tensors]
         self._planned = PlannedMetadata(list(zip(self._names, self._parameters, strict=True)))
         #: Tensors whose gradients backward has passed on; None outside of before_backward() to scatter().
         self._arrived: set[int] | None = None
-        if early:
+        if trained.early:
             find, computed = weakref.ref(self), uncompiled(_computed)
             hooks = [
                 parameter.register_post_accumulate_grad_hook(functools.partial(computed, find, index))
@@ -61,7 +48,7 @@ class TorchOptimizerShards(ShardDriver):
 
     def _view(self, piece: TensorRange) -> torch.Tensor:
         flat: torch.Tensor = self._parameters[piece.tensor].detach().view(-1)
-        return flat[piece.offset : piece.offset + piece.count]
+        return flat[piece.elements]
 
     def make_piece(self, piece: TensorRange, name: str) -> Any:
         """See ShardDriver.make_piece."""
@@ -166,7 +153,7 @@ def _check_contiguous(names: Sequence[str], parameters: Sequence[torch.Tensor]) 
             )
 
 
-def _computed(find: Callable[[], TorchOptimizerShards | None], tensor: int, _: torch.Tensor) -> None:
+def _computed(find: Callable[[], TorchShards | None], tensor: int, _: torch.Tensor) -> None:
     driver = find()
     if driver is not None:
         driver.computed(tensor)

@@ -227,7 +227,7 @@ class ShardedOptimizer(Distributed):
             return
         parts = self._hvdkit_parts_of()
         parts.load(self.variables, store)  # type: ignore[attr-defined]
-        parts._kept_at = self._hvdkit_steps()
+        parts._whole_state_step = self._hvdkit_steps()
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Load the state of a plain optimizer, as load_own_variables() does."""

@@ -10,10 +10,11 @@ import keras
 import numpy as np
 
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
+from hvdkit.engine.sharding.whole_state import RangeState, gather_state
 from hvdkit.keras.backends import settle
 from hvdkit.keras.sharding.layout import Entry, SlotLayout
 from hvdkit.keras.sharding.sync import ShardSync
-from hvdkit.transport.buffer import STORAGE, Array
+from hvdkit.transport.buffer import STORAGE, Array, Buffer
 
 #: Attribute of variables with different elements on each rank.
 IS_PIECE = "hvdkit_is_piece"
@@ -32,18 +33,18 @@ class Parts:
         self.driver = sync.open(self.variables)
         self.index_of = {id(variable): index for index, variable in enumerate(self.variables)}
         self._tensor_of: dict[int, int] = {}
-        own = [self.driver.make_piece(piece, self.variables[piece.tensor].name) for piece in self.placed]
-        for piece, variable in zip(self.placed, own, strict=True):
+        own = [self.driver.make_piece(piece, self.variables[piece.tensor].name) for piece in self.ranges]
+        for piece, variable in zip(self.ranges, own, strict=True):
             variable._path = self.variables[piece.tensor].path
             self._tensor_of[id(variable)] = piece.tensor
         self.pieces = [*own, keras.Variable(np.zeros(1), dtype=self.variables[0].dtype, trainable=False)]
         self.window: Sequence[Any] = ()  # the slices whose gradients are being clipped
         self.reduced: Sequence[Any] | None = None
-        self._kept: dict[int, Array] | None = None  # the slots of all slices, by number in the plain optimizer
-        self._kept_at = -1
+        self._whole_state: dict[int, Array] | None = None  # the slots of all slices, by number in the plain optimizer
+        self._whole_state_step = -1
 
     @property
-    def placed(self) -> Sequence[TensorRange]:
+    def ranges(self) -> Sequence[TensorRange]:
         """The segments of this rank's slices."""
         return self.driver.arrays.pieces
 
@@ -66,33 +67,39 @@ class Parts:
     def gather(self, variables: Sequence[Any], steps: int, *, keep: bool) -> None:
         """Gather the whole state; collective. variables: the optimizer's. keep: whether this rank needs it."""
         settle()
-        driver, count = self.sync.driver, len(self.placed)
-        slots: dict[int, list[Array]] = {}
-        for slot in self.layout.slots():
-            own = [_storage(keras.ops.convert_to_numpy(one), one.dtype) for one in slot[:count]]
-            wholes = [np.empty(_count(one), STORAGE[_dtype(one)]) for one in self.variables] if keep else None
-            driver.arrays.gather(own, wholes)
-            if wholes is not None:
-                slots[id(slot)] = wholes
-        self._kept = None
+        slots = {id(slot): str(number) for number, slot in enumerate(self.layout.slots())}
+        ranges = [
+            RangeState(
+                piece.tensor,
+                piece.offset,
+                piece.count,
+                {str(number): _buffer(slot[index]) for number, slot in enumerate(self.layout.slots())},
+            )
+            for index, piece in enumerate(self.ranges)
+        ]
+        counts = [_count(variable) for variable in self.variables]
+        whole = self.sync.together(
+            "sharded_state", lambda transport, _: gather_state(transport, ranges, counts, wanted=keep)
+        )
+        self._whole_state = None
         if keep:
-            self._kept = {
-                number: slots[id(entry.slot)][entry.tensor]
+            self._whole_state = {
+                number: whole[entry.tensor][slots[id(entry.slot)]].array
                 for number, entry in enumerate(self._entries(variables))
                 if entry.tensor >= 0
             }
-            self._kept_at = steps
+            self._whole_state_step = steps
 
     def release(self) -> None:
         """Free the whole state."""
-        self._kept = None
+        self._whole_state = None
 
     def save(self, variables: Sequence[Any], steps: int, store: Any) -> None:
         """Write the plain optimizer's variables; not collective. steps: number of steps so far.
 
         Raises RuntimeError if the state was not gathered since the last step.
         """
-        if self._kept is None or self._kept_at != steps:
+        if self._whole_state is None or self._whole_state_step != steps:
             raise RuntimeError(
                 "The state of this optimizer is divided among the ranks, and cannot be saved by one rank alone. Call "
                 "optimizer.gather_state() on all ranks immediately before, or save with hvd.checkpoint, which does so, "
@@ -105,9 +112,9 @@ class Parts:
                 store[str(number)] = self._shaped(number, entry)
 
     def _shaped(self, number: int, entry: Entry) -> Array:
-        assert self._kept is not None
+        assert self._whole_state is not None
         whole = self.variables[entry.tensor]
-        array = self._kept[number]
+        array = self._whole_state[number]
         return array.view(_numpy_dtype(whole)).reshape(tuple(whole.shape))
 
     def load(self, variables: Sequence[Any], store: Mapping[str, Any]) -> None:
@@ -136,14 +143,14 @@ class Parts:
                 kept[number] = _storage(array.astype(_numpy_dtype(whole)), whole.dtype)
         for number, array in kept.items():
             self._put(entries[number], array)
-        self._kept = kept
+        self._whole_state = kept
 
     def _put(self, entry: Entry, whole: Array) -> None:
         """Assign this rank's slices of a tensor from the whole slot."""
         whole = whole.view(_numpy_dtype(self.variables[entry.tensor]))
-        for piece, variable in zip(self.placed, entry.slot, strict=False):
+        for piece, variable in zip(self.ranges, entry.slot, strict=False):
             if piece.tensor == entry.tensor:
-                variable.assign(whole[piece.offset : piece.offset + piece.count])
+                variable.assign(whole[piece.elements])
 
     def take_over(self, variables: Sequence[Any], steps: int, root: int, broadcast: Any) -> None:
         """Distribute the state that rank `root` has loaded, if it has, to all ranks; collective.
@@ -153,11 +160,11 @@ class Parts:
         root: the rank that has loaded.
         broadcast: sends an object of rank `root` to all.
         """
-        known = self._kept if steps <= self._kept_at else None
+        known = self._whole_state if steps <= self._whole_state_step else None
         numbers = broadcast(None if known is None else sorted(known), root)
         if numbers is None:
             return
-        mine, self._kept = self._kept or {}, None
+        mine, self._whole_state = self._whole_state or {}, None
         entries = self._entries(variables)
         for number in numbers:
             self._put(entries[number], broadcast(mine.pop(number, None), root))
@@ -174,6 +181,11 @@ def _numpy_dtype(variable: Any) -> np.dtype[Any]:
 def _storage(array: Array, dtype: Any) -> Array:
     flat: Array = np.ascontiguousarray(array).reshape(-1)
     return flat.view(STORAGE[str(keras.backend.standardize_dtype(dtype))])
+
+
+def _buffer(variable: Any) -> Buffer:
+    """Return the variable's numbers in host memory, (n,)."""
+    return Buffer(_storage(keras.ops.convert_to_numpy(variable), variable.dtype), _dtype(variable))
 
 
 def _count(variable: Any) -> int:

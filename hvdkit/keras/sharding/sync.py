@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdkit.engine.named.submit import do, reduce_options
+from hvdkit.engine.named.operation import Action
+from hvdkit.engine.named.submit import collective_step, do, reduce_options
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.reduce_op import Sum
 from hvdkit.errors import HorovodInternalError
 from hvdkit.keras.backends import settle
 from hvdkit.keras.settings import OptimizerSettings, name_variables
-from hvdkit.keras.sharding.drivers import ShardDriver, driver_kind
+from hvdkit.keras.sharding.drivers import ShardDriver, TrainedVariables, driver_kind
 from hvdkit.keras.sync import GradientSync
 from hvdkit.transport.buffer import Array, Buffer
 
@@ -22,14 +23,14 @@ from hvdkit.transport.buffer import Array, Buffer
 class ShardSync(GradientSync):
     """The GradientSync of a sharded optimizer, which has no strategy.
 
-    passes_factor: multiplied with accumulated gradients. early: see ShardDriver.
+    passes_factor: multiplied with accumulated gradients. early: see TrainedVariables.
     """
 
     def __init__(self, settings: OptimizerSettings, *, passes_factor: float, early: bool) -> None:
         self.passes_factor, self._early = passes_factor, early
         self._shards: ShardDriver | None = None
         self._closed = False
-        self._norms = ""
+        self._name = ""
         super().__init__(settings, local_layers=(), scale_local=True, passes_factor=1.0)
 
     def enter(self) -> None:
@@ -63,14 +64,19 @@ class ShardSync(GradientSync):
         ]
         settings = self._settings
         # Counted in this world: a process may have wrapped more optimizers than others.
-        self._norms = f"norms of optimizer {settings.group.engine.count('norms')}"
-        self._shards = driver_kind()(settings.group, tensors, variables, settings.options, self._add, early=self._early)
+        self._name = f"optimizer {settings.group.engine.count('norms')}"
+        self._shards = driver_kind()(
+            TrainedVariables(settings.group, tensors, list(variables), settings.options, self._add, self._early)
+        )
         self._closed = False
         return self._shards
 
     @property
     def driver(self) -> ShardDriver:
         """The open driver. Raises HorovodInternalError after close()."""
+        return self._open_driver()
+
+    def _open_driver(self) -> ShardDriver:
         if self._shards is None or self._closed:
             raise HorovodInternalError(
                 "The state of this optimizer is divided among the ranks of before shutdown(). After another init() "
@@ -82,7 +88,16 @@ class ShardSync(GradientSync):
     def _add(self, numbers: Array) -> None:
         options = reduce_options(["float32"], Sum, 1.0, 1.0, "DistributedOptimizer()")
         buffer = Buffer(numbers.reshape(-1), "float32")
-        do(self._settings.group, "allreduce", self._norms, [("float32", numbers.shape)], [buffer], options)
+        name = f"norms of {self._name}"
+        do(self._settings.group, "allreduce", name, [("float32", numbers.shape)], [buffer], options)
+
+    def together(self, kind: str, action: Action) -> Any:
+        """Run an action on all ranks of this optimizer; collective. kind: see collective_step().
+
+        Raises HorovodInternalError if the state is not divided among the present ranks.
+        """
+        self._open_driver()
+        return collective_step(self._settings.group.engine, kind, action, name=self._name)
 
     def close(self) -> None:
         """Free the buckets; collective."""

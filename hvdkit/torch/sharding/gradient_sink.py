@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Action
+from hvdkit.engine.named.submit import collective_step
 from hvdkit.engine.planned.source import OwnTensors
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.slices import Slice
@@ -20,41 +21,45 @@ from hvdkit.transport.buffer import Buffer, as_buffer
 
 
 class TorchGradientSink:
-    """See GradientSink. Gradients are freed after they were copied; `grad` is a ShardedGradient after the reduction.
+    """See GradientSink. Gradients are freed after they were copied; `grad` is a ShardedGradient after the reduction."""
 
-    together: runs an action of a kind on all ranks; set before the first step.
-    """
-
-    together: Callable[[str, Action], Any]
     in_place = False
 
     def __init__(self) -> None:
         self._source: OwnTensors | None = None
-        self._slices: dict[int, list[tuple[int, Slice]]] = {}  # bucket -> slices, with their first element there
+        self._group: Group | None = None
+        self._name = ""
+        self._slices: dict[int, list[Slice]] = {}  # by bucket
         self._gradients: list[ShardedGradient] = []  # gradients of all parameters
         self._norms: dict[float, dict[str, torch.Tensor]] = {}
 
-    def divide(self, source: OwnTensors, slices: Sequence[Slice]) -> None:
-        """Receive the gradients of these slices from now on."""
-        self._source = source
+    def divide(self, source: OwnTensors, slices: Sequence[Slice], name: str, group: Group) -> None:
+        """Receive the gradients of these slices from now on.
+
+        source: of the gradients.
+        slices: of this rank.
+        name: of the optimizer, the same on all ranks.
+        group: the ranks among which the gradients are divided.
+        """
+        self._source, self._name, self._group = source, name, group
         self._slices.clear()
         pieces: dict[torch.nn.Parameter, list[torch.Tensor]] = {}
         for one in slices:
             one.received = torch.empty(one.count, dtype=one.owner.dtype, device=one.owner.device)
-            self._slices.setdefault(one.piece.bucket, []).append((one.piece.start, one))
+            self._slices.setdefault(one.piece.bucket, []).append(one)
             pieces.setdefault(one.owner, []).append(one.received)
         self._gradients = [
             ShardedGradient(parameter, spec.name, pieces.get(parameter, ()), self)
             for parameter, spec in zip(source.parameters, source.tensors, strict=True)
         ]
 
-    def carry(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+    def restore(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         """Accept whole gradients that were reduced before the parameters were divided anew."""
         for slices in self._slices.values():
-            for _, one in slices:
+            for one in slices:
                 if one.owner in gradients and one.received is not None:
                     flat = flatten(gradients[one.owner], one.layout.strides)
-                    one.received.copy_(flat[one.offset : one.offset + one.count])
+                    one.received.copy_(flat[one.piece.elements])
         assert self._source is not None
         for index, parameter in enumerate(self._source.parameters):
             if parameter in gradients:
@@ -68,11 +73,11 @@ class TorchGradientSink:
     def receive(self, bucket: int, memory: Buffer) -> None:
         """See GradientSink.receive."""
         numbers = as_tensor(memory)
-        for start, one in self._slices.get(bucket, ()):
+        for one in self._slices.get(bucket, ()):
             assert one.received is not None
             if isinstance(one.owner.grad, ShardedGradient):
                 continue
-            one.received.copy_(numbers[start : start + one.count])
+            one.received.copy_(numbers[one.piece.in_bucket])
 
     def received(self, unused: Collection[int]) -> None:
         """See GradientSink.received."""
@@ -106,7 +111,7 @@ class TorchGradientSink:
         def reduce(transport: Transport, _: Sequence[int]) -> None:
             transport.allreduce(as_buffer(sums), "max" if infinite else "sum")
 
-        self.together("gradient_norm", reduce)
+        self._together("gradient_norm", reduce)
         norms = sums if infinite else sums ** (1 / order)
         return {one.owner: torch.tensor(norm) for one, norm in zip(self._gradients, norms, strict=True)}
 
@@ -121,5 +126,9 @@ class TorchGradientSink:
         def reduce(transport: Transport, _: Sequence[int]) -> None:
             transport.allreduce(as_buffer(number), "max")
 
-        self.together("found_inf", reduce)
+        self._together("found_inf", reduce)
         found.fill_(float(number[0]))
+
+    def _together(self, kind: str, action: Action) -> None:
+        assert self._group is not None
+        collective_step(self._group.engine, kind, action, name=self._name)

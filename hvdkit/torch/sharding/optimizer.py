@@ -15,7 +15,7 @@ from hvdkit.engine.sharding.bucket_memory import BucketMemory
 from hvdkit.engine.sharding.scatter import ScatterGradients
 from hvdkit.engine.sharding.strategy import ZeroStrategy
 from hvdkit.engine.strategy import Parameters
-from hvdkit.torch.device_gradients import find_device_place
+from hvdkit.torch.device_gradients import find_device_memory
 from hvdkit.torch.layout import Named, strides_of
 from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin
 from hvdkit.torch.sharding.elementwise import check_elementwise
@@ -159,21 +159,21 @@ def open_shards(
     """
     check_elementwise(optimizer)
     check_dense(named)
-    receiver = TorchGradientSink() if shard == "gradients" else None
-    return TorchOptimizerShards(optimizer, master_weights=master_weights, receiver=receiver)
+    sink = TorchGradientSink() if shard == "gradients" else None
+    return TorchOptimizerShards(optimizer, master_weights=master_weights, sink=sink)
 
 
 class TorchZeroStrategy(ZeroStrategy):
     """Sharded, with buckets in GPU memory if the ranks can use NCCL."""
 
-    def find_place(self, parameters: Parameters, group: Group) -> BucketMemory:
-        """See ZeroStrategy.find_place. Compressed gradients with reduce-scatter go through host memory."""
+    def find_memory(self, parameters: Parameters, group: Group) -> BucketMemory:
+        """See ZeroStrategy.find_memory. Compressed gradients with reduce-scatter go through host memory."""
         options = self.gradients.options
         compressed = any(options.wire_for_tensor(tensor) != "none" for tensor in parameters.tensors)
-        place = None
+        memory = None
         if parameters.tensors and not (compressed and isinstance(self.gradients, ScatterGradients)):
-            place = find_device_place(runtime.runtime("A sharded optimizer"), parameters, group)
-        return place or super().find_place(parameters, group)
+            memory = find_device_memory(runtime.runtime("A sharded optimizer"), parameters, group)
+        return memory or super().find_memory(parameters, group)
 
 
 def sharded_strategy(gradients: AllReduce, shards: TorchOptimizerShards, named: Named) -> ZeroStrategy:
@@ -181,7 +181,7 @@ def sharded_strategy(gradients: AllReduce, shards: TorchOptimizerShards, named: 
 
     Raises ValueError for a coding together with reduce-scatter.
     """
-    if shards.receiver is None:
+    if shards.sink is None:
         return TorchZeroStrategy(gradients, shards)
     wires = [gradients.options.wire_for(name, dtype_name(parameter)) for name, parameter in named]
     if coded := next((wire for wire in wires if not isinstance(wire, str)), None):
@@ -189,4 +189,4 @@ def sharded_strategy(gradients: AllReduce, shards: TorchOptimizerShards, named: 
             f'DistributedOptimizer(): shard="gradients" cannot be combined with compression={coded!r}, which sends as '
             'much for a part of a sum as for all of it. Use hvd.Compression.fp16 or bf16, or shard="optimizer".'
         )
-    return TorchZeroStrategy(ScatterGradients(gradients.options, shards.receiver), shards)
+    return TorchZeroStrategy(ScatterGradients(gradients.options, shards.sink), shards)

@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Action
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.engine.sharding.tensor_ranges import TensorRange
+from hvdkit.engine.sharding.whole_state import RangeState, gather_state
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.layout import strides_of
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
 from hvdkit.torch.sharding.slices import Slice, make_slice
-from hvdkit.torch.sharding.state import Layout, PieceState, State, cut_state, gather_state
+from hvdkit.torch.sharding.state import Layout, State, cut_state, from_buffers, to_buffers
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
@@ -31,22 +33,22 @@ _GRADIENT = "gradient"  # a key of the state, while parameters are divided anew
 class TorchOptimizerShards:
     """See OptimizerShards. optimizer: the divided optimizer; not kept alive. master_weights: see DistributedOptimizer.
 
-    receiver: of reduce-scattered gradients; None if gradients are whole.
+    sink: of reduce-scattered gradients; None if gradients are whole.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, receiver: TorchGradientSink | None = None
+        self, optimizer: torch.optim.Optimizer, *, master_weights: bool, sink: TorchGradientSink | None = None
     ) -> None:
-        self.receiver = receiver
+        self.sink = sink
         self._optimizer = weakref.ref(optimizer)
         self._master_weights = master_weights
         self._slices: dict[torch.nn.Parameter, list[Slice]] = {}
         self._division: list[tuple[TensorSpec, TensorRange]] | None = None
         self._layouts: dict[torch.nn.Parameter, Layout] = {}  # layouts of the divided parameters
         #: Number of a parameter -> whole state, while it is known: from a load to the step after it.
-        self._whole: dict[int, dict[str, Any]] | None = None
-        self._carried: dict[int, torch.Tensor] = {}  # gradients that are divided anew
-        self._rest: dict[int, dict[str, Any]] = {}  # state of parameters that are not divided because they are frozen
+        self._whole_state: dict[int, dict[str, Any]] | None = None
+        self._whole_gradients: dict[int, torch.Tensor] = {}  # by number, between collect() and divide()
+        self._undivided_state: dict[int, dict[str, Any]] = {}  # by number: of frozen parameters, which no rank divides
 
     @property
     def are_divided(self) -> bool:
@@ -66,15 +68,15 @@ class TorchOptimizerShards:
     def collect(self, transport: Transport) -> None:
         """See OptimizerShards.collect."""
         whole = self._gather(transport, gradients=True)
-        self._carried = {number: state.pop(_GRADIENT) for number, state in whole.items() if _GRADIENT in state}
-        self._whole = {number: state for number, state in whole.items() if state}
+        self._whole_gradients = {number: state.pop(_GRADIENT) for number, state in whole.items() if _GRADIENT in state}
+        self._whole_state = {number: state for number, state in whole.items() if state}
 
     def _gather(
         self, transport: Transport, root: int | None = None, *, gradients: bool = False
     ) -> dict[int, dict[str, Any]]:
         """Gather the whole state, and gradients that are reduced and not yet used."""
         parameters, inner = self._parameters(), self._inner
-        pieces = []
+        ranges = []
         for number, parameter in enumerate(parameters):
             for one in self._slices.get(parameter, ()):
                 state = dict(inner.state.get(one.tensor, {}))
@@ -83,26 +85,31 @@ class TorchOptimizerShards:
                 if gradients and isinstance(parameter.grad, ShardedGradient):
                     state[_GRADIENT] = one.received
                 if state:  # the plain optimizer has no state of parameters without a step
-                    pieces.append(PieceState(number, one.offset, one.count, state))
+                    ranges.append(RangeState(number, one.piece.offset, one.count, to_buffers(state, one.count)))
         layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
-        return {**gather_state(transport, pieces, layouts, root), **self._rest}
+        counts = [layout.count for layout in layouts]
+        whole = gather_state(transport, ranges, counts, wanted=root is None or root == transport.rank)
+        return {
+            **{number: from_buffers(one, layouts[number]) for number, one in whole.items()},
+            **self._undivided_state,
+        }
 
-    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], ranks: Sequence[int]) -> None:
+    def divide(self, parameters: Parameters, pieces: Sequence[TensorRange], group: Group) -> None:
         """See OptimizerShards.divide. Raises HorovodInternalError if it needs shards of ranks that are gone."""
         source = parameters.own_tensors("A sharded optimizer")
         division = [(parameters.tensors[piece.tensor], piece) for piece in pieces]
-        if self._whole is None and division == self._division:
-            if self.receiver is not None:
-                self.receiver.divide(source, list(self._all()))
+        if self._whole_state is None and division == self._division:
+            if self.sink is not None:
+                self.sink.divide(source, list(self._all_slices()), parameters.name, group)
             return
-        if self._whole is None and any(self._inner.state.get(one.tensor) for one in self._all()):
+        if self._whole_state is None and any(self._inner.state.get(one.tensor) for one in self._all_slices()):
             raise HorovodInternalError(
-                f"The optimizer was divided among other ranks than the {len(ranks)} of now, or its parameters had "
-                "another dtype or memory format, and these parts of its state are gone. Load a state that "
-                "state_dict() returned before (elastic jobs: call state.commit(), not only "
+                f"The optimizer was divided among other ranks than the {len(group.engine.ranks)} of now, or its "
+                "parameters had another dtype or memory format, and these parts of its state are gone. Load a state "
+                "that state_dict() returned before (elastic jobs: call state.commit(), not only "
                 "state.check_host_updates())."
             )
-        self._drop()
+        self._drop_slices()
         self._division = division
         self._layouts = {
             parameter: Layout(tuple(parameter.shape), strides)
@@ -112,30 +119,30 @@ class TorchOptimizerShards:
             owner = source.parameters[piece.tensor]
             one = make_slice(owner, self._layouts[owner], piece, master_weights=self._master_weights)
             self._slices.setdefault(owner, []).append(one)
-        if self.receiver is not None:
-            self.receiver.divide(source, list(self._all()))
+        if self.sink is not None:
+            self.sink.divide(source, list(self._all_slices()), parameters.name, group)
             numbers = self._parameters()
-            self.receiver.carry({numbers[number]: gradient for number, gradient in self._carried.items()})
-            self._carried.clear()
-        if self._whole is not None:
-            self._put(self._whole)
+            self.sink.restore({numbers[number]: gradient for number, gradient in self._whole_gradients.items()})
+            self._whole_gradients.clear()
+        if self._whole_state is not None:
+            self._set_state(self._whole_state)
 
-    def _all(self) -> Iterator[Slice]:
+    def _all_slices(self) -> Iterator[Slice]:
         for slices in self._slices.values():
             yield from slices
 
-    def _drop(self) -> None:
-        for one in self._all():
+    def _drop_slices(self) -> None:
+        for one in self._all_slices():
             self._inner.state.pop(one.tensor, None)
         self._slices.clear()
 
-    def _put(self, whole: Mapping[int, State]) -> None:
+    def _set_state(self, whole: Mapping[int, State]) -> None:
         """Set the state of all slices, and of undivided parameters, from the whole state."""
         parameters = self._parameters()
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
-        self._rest = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._layouts}
-        for one in self._all():
-            state = cut_state(whole.get(numbers[one.owner], {}), one.layout, one.offset, one.count)
+        self._undivided_state = {at: dict(state) for at, state in whole.items() if parameters[at] not in self._layouts}
+        for one in self._all_slices():
+            state = cut_state(whole.get(numbers[one.owner], {}), one.layout, one.piece)
             master = state.pop(MASTER, None)
             if one.is_master and master is not None:
                 one.tensor.data.copy_(master)
@@ -152,11 +159,11 @@ class TorchOptimizerShards:
         """
         with self.swapped():
             state = own()
-        whole = self._whole
+        whole = self._whole_state
         if whole is None and self.are_divided:
             whole = together(lambda transport, _: self._gather(transport, root))
             if root is None:
-                self._whole = whole
+                self._whole_state = whole
         state["state"] = {number: dict(entries) for number, entries in (whole or {}).items()}
         return {**state, "param_groups": self._pack(state["param_groups"])}
 
@@ -181,11 +188,11 @@ class TorchOptimizerShards:
         numbers = {key: number for number, key in enumerate(key for group in groups for key in group["params"])}
         whole = {numbers[key]: self._checked(numbers[key], entries) for key, entries in state["state"].items()}
         self.load_options(own, groups)
-        self._whole = {
+        self._whole_state = {
             number: map_nested(entries, torch.Tensor, lambda value: value.detach().to("cpu", copy=True))
             for number, entries in sorted(whole.items())
         }
-        self._put(self._whole)
+        self._set_state(self._whole_state)
 
     def _checked(self, number: int, entries: State) -> State:
         shape = self._parameters()[number].shape
@@ -218,7 +225,7 @@ class TorchOptimizerShards:
         """
         with self.swapped():
             state = own()
-        whole = self._whole if self._whole is not None else (None if self.are_divided else {})
+        whole = self._whole_state if self._whole_state is not None else (None if self.are_divided else {})
         return {**state, "state": whole, "param_groups": self._pack(state["param_groups"])}
 
     @contextmanager
@@ -236,24 +243,24 @@ class TorchOptimizerShards:
 
     def step(self, step: Callable[[], Any]) -> Any:
         """Make the inner optimizer step on the slices."""
-        for one in self._all():
+        for one in self._all_slices():
             one.renew()
             one.tensor.grad = one.gradient()
-        self._whole = None
+        self._whole_state = None
         try:
             with self.swapped():
                 result = step()
             with torch.no_grad():
-                for one in self._all():
+                for one in self._all_slices():
                     one.write()
         finally:
-            for one in self._all():
+            for one in self._all_slices():
                 one.tensor.grad = None
         return result
 
     def gathered(self) -> None:
         """See OptimizerShards.gathered."""
-        for one in self._all():
+        for one in self._all_slices():
             one.version = one.owner._version
 
 

@@ -32,18 +32,13 @@ class Slice:
     received: torch.Tensor | None = None
 
     @property
-    def offset(self) -> int:
-        """Its first element's index in the parameter."""
-        return self.piece.offset
-
-    @property
     def count(self) -> int:
         """Its number of elements."""
         return self.piece.count
 
     def _values(self) -> torch.Tensor:
         """Return a view of the parameter's memory, or a copy if that has another order."""
-        return flatten(self.owner.detach(), self.layout.strides)[self.offset : self.offset + self.count]
+        return flatten(self.owner.detach(), self.layout.strides)[self.piece.elements]
 
     def renew(self) -> None:
         """Adopt values that others than this optimizer have written."""
@@ -60,7 +55,7 @@ class Slice:
         """Copy the values to the parameter, if `tensor` is a copy."""
         if self.is_master or not self.address:
             whole = arrange(self.owner.detach(), self.layout.strides)
-            flatten(whole)[self.offset : self.offset + self.count].copy_(self.tensor)
+            flatten(whole)[self.piece.elements].copy_(self.tensor)
             if self.owner.stride() != self.layout.strides:
                 self.owner.copy_(whole)
 
@@ -74,7 +69,7 @@ class Slice:
             return self.received.to(self.tensor.dtype)
         gradient = gradient.to_dense() if gradient.is_sparse else gradient.detach().resolve_conj()
         flat = flatten(gradient, self.layout.strides)
-        return flat[self.offset : self.offset + self.count].to(self.tensor.dtype)
+        return flat[self.piece.elements].to(self.tensor.dtype)
 
 
 def make_slice(owner: torch.nn.Parameter, layout: Layout, piece: TensorRange, *, master_weights: bool) -> Slice:
@@ -85,7 +80,7 @@ def make_slice(owner: torch.nn.Parameter, layout: Layout, piece: TensorRange, *,
     piece: the segment.
     master_weights: keep float32 values.
     """
-    view = flatten(owner.detach(), layout.strides)[piece.offset : piece.offset + piece.count]
+    view = flatten(owner.detach(), layout.strides)[piece.elements]
     is_master = master_weights and owner.dtype in (torch.float16, torch.bfloat16)
     tensor = torch.nn.Parameter(view.float() if is_master else view)
     return Slice(owner, layout, piece, tensor, is_master, owner.data_ptr(), owner._version)

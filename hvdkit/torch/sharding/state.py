@@ -1,35 +1,21 @@
-"""The state of a sharded optimizer: gathered from all ranks' shards, and divided into shards again."""
+"""The state of a sharded optimizer as tensors: to and from the Buffers in which it is gathered, and cut into slices."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvdkit.errors import HorovodInternalError
+from hvdkit.engine.sharding.tensor_ranges import TensorRange
 from hvdkit.torch.layout import arrange
 from hvdkit.torch.tensors import as_buffer, as_tensor
-from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import Buffer
-from hvdkit.transport.small_collectives import allgather_object
 
 #: An optimizer's state of a parameter, by name: tensors of its shape, other tensors, numbers.
 State = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class PieceState:
-    """The state of one slice. parameter: its number in the optimizer. offset, count: elements in order of memory."""
-
-    parameter: int
-    offset: int
-    count: int
-    state: State
 
 
 @dataclass(frozen=True)
@@ -45,106 +31,38 @@ class Layout:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True)
-class _Elements:
-    """Placeholder for a tensor with an element for each of the slice's; it is sent separately."""
+def to_buffers(state: State, count: int) -> dict[str, Any]:
+    """Return the state of a slice for RangeState: its elementwise tensors as Buffers, all others in host memory.
 
-    dtype: torch.dtype
-
-
-def gather_state(
-    transport: Transport, pieces: Sequence[PieceState], layouts: Sequence[Layout], root: int | None = None
-) -> dict[int, dict[str, Any]]:
-    """Gather the whole state by the number of the parameter, in host memory; collective.
-
-    transport: of the ranks.
-    pieces: the states of this rank's slices.
-    layouts: by number of the parameter.
-    root: the only rank that gets the result, {} on the others; None for all.
-
-    Raises HorovodInternalError if a slice is on no rank.
+    state: of the slice.
+    count: number of its elements.
     """
-    flat: list[torch.Tensor] = []
-    described = []
-    for piece in pieces:
-        entries: dict[str, Any] = {}
-        for name, value in piece.state.items():
-            if is_elementwise(name, value, (piece.count,)):
-                entries[name] = _Elements(value.dtype)
-                flat.append(value.detach().cpu().contiguous().view(torch.uint8))
-            else:
-                entries[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        described.append((piece.parameter, piece.offset, piece.count, entries))
-    tables = allgather_object(transport, (described, sum(part.numel() for part in flat)))
-    joined = as_buffer(torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8))
-    counts = [nbytes for _, nbytes in tables]
-    received = as_tensor(_collect(transport, joined, counts, root))
-    if root is not None and root != transport.rank:
-        return {}
-    _check_covered(layouts, [one for table, _ in tables for one in table])
-    whole: dict[int, dict[str, Any]] = {}
-    for (table, _), start in zip(tables, itertools.accumulate([0, *counts[:-1]]), strict=True):
-        _put(whole, layouts, table, received[start:])
-    return dict(sorted(whole.items()))
+    entries: dict[str, Any] = {}
+    for name, value in state.items():
+        host = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        entries[name] = as_buffer(host.contiguous()) if is_elementwise(name, value, (count,)) else host
+    return entries
 
 
-def _collect(transport: Transport, joined: Buffer, counts: Sequence[int], root: int | None) -> Buffer:
-    if root is None:
-        return transport.allgather(joined, counts)
-    sent = [joined.count * (rank == root) for rank in range(transport.size)]
-    received = counts if root == transport.rank else [0] * transport.size
-    return transport.alltoall(joined, sent, received)
+def from_buffers(entries: State, layout: Layout) -> dict[str, Any]:
+    """Return a parameter's whole state in its layout, sharing memory with the Buffers of gather_state()."""
+    return {
+        name: as_tensor(value).as_strided(layout.shape, layout.strides) if isinstance(value, Buffer) else value
+        for name, value in entries.items()
+    }
 
 
-def _check_covered(layouts: Sequence[Layout], table: Sequence[tuple[int, int, int, dict[str, Any]]]) -> None:
-    """Raise HorovodInternalError if a slice of a parameter's state is on no rank."""
-    counts = Counter[tuple[int, str]]()
-    for number, _, count, entries in table:
-        for name, value in entries.items():
-            if isinstance(value, _Elements):
-                counts[number, name] += count
-    for (number, name), count in counts.items():
-        if count != layouts[number].count:
-            raise HorovodInternalError(
-                f"Of {name!r} of parameter {number} the ranks have {count} of {layouts[number].count} elements: "
-                "ranks that had the others have ended. Load a state that state_dict() returned before."
-            )
-
-
-def _put(
-    whole: dict[int, dict[str, Any]],
-    layouts: Sequence[Layout],
-    table: Sequence[tuple[int, int, int, dict[str, Any]]],
-    data: torch.Tensor,
-) -> None:
-    """Copy one rank's slices into the whole state. data: uint8, the rank's tensors one after the other."""
-    at = 0
-    for number, offset, count, entries in table:
-        layout, state = layouts[number], whole.setdefault(number, {})
-        for name, value in entries.items():
-            if not isinstance(value, _Elements):
-                state.setdefault(name, value)
-                continue
-            if name not in state:
-                state[name] = torch.empty_strided(layout.shape, layout.strides, dtype=value.dtype)
-            nbytes = count * value.dtype.itemsize
-            # Copied first: a view requires an address aligned for the dtype.
-            flatten(state[name])[offset : offset + count].copy_(data[at : at + nbytes].clone().view(value.dtype))
-            at += nbytes
-
-
-def cut_state(state: State, layout: Layout, offset: int, count: int) -> dict[str, Any]:
+def cut_state(state: State, layout: Layout, segment: TensorRange) -> dict[str, Any]:
     """Return a slice of a parameter's whole state, in new memory.
 
     state: the whole state.
     layout: of the parameter.
-    offset: first element.
-    count: number of elements.
+    segment: the elements of the slice.
     """
     cut = {}
     for name, value in state.items():
         if is_elementwise(name, value, layout.shape):
-            cut[name] = flatten(value, layout.strides)[offset : offset + count].clone()
+            cut[name] = flatten(value, layout.strides)[segment.elements].clone()
         else:
             cut[name] = value.clone() if isinstance(value, torch.Tensor) else value
     return cut

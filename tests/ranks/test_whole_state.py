@@ -1,0 +1,92 @@
+"""gather_state(): the ranges of all ranks become whole tensors on the ranks that want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import run_ranks
+
+from hvdkit.engine.sharding.whole_state import RangeState, gather_state
+from hvdkit.errors import HorovodInternalError
+from hvdkit.transport.buffer import STORAGE, Buffer
+
+pytestmark = pytest.mark.ranks
+
+COUNTS = [7, 3, 5]  # of the tensors; tensor 1 is on rank 2 only
+DTYPES = {"average": "float64", "rounded": "bfloat16", "sign": "bool"}
+
+
+def _whole(tensor: int, name: str) -> Any:
+    values = np.random.default_rng(10 * tensor + len(name)).integers(0, 2, COUNTS[tensor])
+    return values.astype(STORAGE[DTYPES[name]])
+
+
+def _ranges(rank: int) -> list[RangeState]:
+    """Rank 0 has 2 elements of tensor 0, rank 1 has nothing, and rank 2 has the others; `sign` is of tensor 2 only."""
+    if rank == 1:
+        return []
+    bounds = [(0, 0, 2)] if rank == 0 else [(0, 2, 7), (1, 0, 3), (2, 0, 5)]
+    return [
+        RangeState(
+            tensor,
+            first,
+            stop - first,
+            {
+                "step": 4,
+                **{
+                    name: Buffer(_whole(tensor, name)[first:stop].copy(), dtype)
+                    for name, dtype in DTYPES.items()
+                    if name != "sign" or tensor == 2
+                },
+            },
+        )
+        for tensor, first, stop in bounds
+    ]
+
+
+def _gather(wanted: list[int]) -> dict[int, dict[str, Any]]:
+    from torch_world import joined
+
+    import hvdkit.torch as hvd
+    from hvdkit.engine.groups import global_process_set
+
+    with joined():
+        rank = hvd.rank()
+        transport = global_process_set.group("the test").transport
+        whole = gather_state(transport, _ranges(rank), COUNTS, wanted=rank in wanted)
+    return {
+        tensor: {name: value.array if isinstance(value, Buffer) else value for name, value in entries.items()}
+        for tensor, entries in whole.items()
+    }
+
+
+@pytest.mark.parametrize("wanted", [[0, 1, 2], [1], [0, 2], []], ids=str)
+def test_ranks_that_want_it_get_the_whole_state(wanted: list[int]) -> None:
+    for rank, whole in enumerate(run_ranks(3, _gather, wanted)):
+        assert list(whole) == ([0, 1, 2] if rank in wanted else [])
+        for tensor, entries in whole.items():
+            assert list(entries) == ["step", "average", "rounded"] + ["sign"] * (tensor == 2)
+            assert entries.pop("step") == 4
+            for name, values in entries.items():
+                assert values.dtype == STORAGE[DTYPES[name]]
+                np.testing.assert_array_equal(values, _whole(tensor, name))
+
+
+def _gather_without_rank_0() -> str:
+    from torch_world import joined
+
+    import hvdkit.torch as hvd
+    from hvdkit.engine.groups import global_process_set
+
+    with joined():
+        ranges = _ranges(hvd.rank()) if hvd.rank() else []
+        with pytest.raises(HorovodInternalError) as raised:
+            gather_state(global_process_set.group("the test").transport, ranges, COUNTS)
+    return str(raised.value)
+
+
+def test_a_range_that_no_rank_has_is_an_error_on_all_ranks() -> None:
+    for message in run_ranks(3, _gather_without_rank_0):
+        assert "'average' of parameter 0 the ranks have 5 of 7 elements" in message
