@@ -27,7 +27,7 @@ from hvdkit.transport.mpi.transport import open_mpi
 from hvdkit.transport.shared.collectives import STAGE_BYTES, ChunkedAllreduce, ChunkedExchange, SmallCollectives
 from hvdkit.transport.shared.transport import SharedMemoryTransport
 
-_SMALL, _LARGE = (4, 2**12, 2**16), (2**17, 2**19, 2**20, 2**22, 2**24)
+_SMALL, _LARGE = (4, 2**12, 2**14, 2**15, 2**16), (2**17, 2**19, 2**20, 2**22, 2**24)
 _DIRECTORY = "/dev/shm"
 _DEPTH = 2
 

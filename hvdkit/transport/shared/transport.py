@@ -18,6 +18,7 @@ from hvdkit.transport.polling import watch_waits
 from hvdkit.transport.request import Request
 from hvdkit.transport.shared.buckets import SharedBuckets
 from hvdkit.transport.shared.collectives import (
+    MOST_SUMMED_BYTES,
     STAGE_BYTES,
     ChunkedAllreduce,
     ChunkedExchange,
@@ -96,7 +97,7 @@ class SharedMemoryTransport(Transport):
         if scale != 1.0:
             check_scale(buffer.dtype, scale)
         nbytes = buffer.array.nbytes
-        if 0 < nbytes <= self._slot_bytes:
+        if 0 < nbytes <= min(self._slot_bytes, MOST_SUMMED_BYTES):
             self._slots = self._slots or self._open(SmallCollectives)
             self._slots.allreduce(buffer, op, scale, self._base.arithmetic)
             return
