@@ -33,6 +33,13 @@ def test_an_unknown_scheduler_is_refused_with_those_there_are(tmp_path: Path, mo
         load_scheduler("fluks")
 
 
+def test_two_packages_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path, monkeypatch, "flux", "examples.extensions.flux_scheduler:FLUX")
+    plant_package(tmp_path, "planted_other", "", ENTRY_POINTS, {"flux": "planted_other:FLUX"})
+    with pytest.raises(HvdkitError, match=r"^the packages planted_\w+ and planted_\w+ both have .* flux"):
+        load_scheduler("flux")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -8,7 +8,7 @@ all ranks (failure_detector.py).
 
 That costs a named allreduce 2 to 3 us on 2 ranks of a host, x1.04 to x1.06 of 4 B to 64 KiB, and x1.02 to x1.04 on 3
 ranks (`hvdrun -np 2 python -m benchmarks.step_runner`; two cores). Without it, the other ranks would wait for a rank
-that has raised an error, until HVDKIT_STALL_SHUTDOWN_S, which is off by default (tests/ranks/test_step_errors.py).
+that has raised an error until its process ends (tests/ranks/test_step_errors.py has what they get with it).
 
 The engine's lock for messages protects the fields that messages read or change. That lock is taken after the lock for
 execution, under which all of do() runs.
