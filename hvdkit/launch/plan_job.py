@@ -30,7 +30,7 @@ from hvdkit.suggestion import did_you_mean
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Options for ranks or hosts, with or without a value in the same word.
 _GIVES_RANKS = re.compile(r"(-np?(\d+|gpu|auto)?|--np|--num-proc|-H|--hosts|--?hostfile)(=.*)?")
-_ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_PATIENCE_S", "HVDKIT_ELASTIC_SAVE_S")
+_ELASTIC_ONLY = ("HVDKIT_ELASTIC_CHECKPOINTS", "HVDKIT_ELASTIC_HANG_TIMEOUT_S", "HVDKIT_ELASTIC_SAVE_S")
 
 _KERAS_BACKENDS = ("tensorflow", "torch", "jax", "numpy", "openvino")
 

@@ -63,7 +63,7 @@ def test_what_is_no_host_is_refused(line: str) -> None:
         ("sleep 60", "discovery-script-too-slow", "0.5 s"),
         ("sleep 60 & sleep 60", "discovery-script-too-slow", "0.5 s"),
         ("yes node:1", "discovery-script-too-much-output", "1048576 bytes"),
-        ("head -c 100000 /dev/urandom", "discovery-script-output", "line 1: "),
+        ("head -c 100000 /dev/urandom", "discovery-script-output", "line "),
     ],
 )
 def test_one_that_is_of_no_use_is_told_in_time(
