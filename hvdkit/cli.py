@@ -184,7 +184,7 @@ def _add(name: str, external: Mapping[str, EntryPoint], commands: _Commands, *, 
     entry = external[name]
     try:
         entry.load()(commands)
-    except Exception as error:  # whatever a package raises at its import
+    except (Exception, SystemExit) as error:  # whatever a package raises at its import
         package = entry.dist.name if entry.dist is not None else entry.value
         problem = f"the package {package} cannot be loaded: {type(error).__name__}: {error}"
         if required:

@@ -42,7 +42,7 @@ def load_entry_point(entry: EntryPoint) -> Any:
     """Load the object that an entry point names. Raises HvdkitError with the package if that fails."""
     try:
         return entry.load()
-    except Exception as error:  # whatever a package raises at its import
+    except (Exception, SystemExit) as error:  # whatever a package raises at its import
         raise HvdkitError(
             f"the package {name_package(entry)} cannot be loaded: {type(error).__name__}: {error}. Update or remove "
             "this package."

@@ -48,6 +48,7 @@ def main() -> int:
     stages = plan_stages(options.device, _count_gpus())
     if options.list:
         print("\n".join(f"{stage.name:<18}{stage.about}, {stage.limit_s:.0f} s at most" for stage in stages))
+        print(f"Together {options.seconds:.0f} s at most (--seconds); the report names what was left out.")
         return 0
     chosen = options.only.split(",") if options.only else [stage.name for stage in stages]
     unknown = sorted(set(chosen) - {stage.name for stage in stages})
@@ -68,7 +69,7 @@ def main() -> int:
             print(f"  {outcomes[-1].state} {outcomes[-1].why}".rstrip() + f", {outcomes[-1].seconds:.0f} s", flush=True)
             _write(options.output, options.device, outcomes)
     print(f"The report is {options.output / 'report.md'}.")
-    return int(any(outcome.state in ("failed", "too slow") for outcome in outcomes))
+    return int(any(outcome.state in ("failed", "too slow", "skipped") for outcome in outcomes))
 
 
 def _write(folder: Path, device: str, outcomes: Sequence[Outcome]) -> None:

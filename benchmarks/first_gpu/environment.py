@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdkit.tools.bench.report import describe_machine
 
-_LIMIT_S = 20
+_LIMIT_S = 40
 _QUERY = "index,name,driver_version,memory.total,memory.used,clocks.sm,clocks.max.sm,mig.mode.current"
 
 

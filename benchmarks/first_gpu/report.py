@@ -11,7 +11,8 @@ from benchmarks.first_gpu.run import Outcome
 def write_report(device: str, outcomes: Sequence[Outcome]) -> str:
     """Write the report: a sentence with the verdict, a table of the stages, then each stage's own results."""
     count = {
-        state: sum(each.state == state for each in outcomes) for state in ("done", "failed", "too slow", "not run")
+        state: sum(each.state == state for each in outcomes)
+        for state in ("done", "failed", "too slow", "skipped", "not run")
     }
     verdict = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     title = "# First GPU\n\n" if device == "cuda" else "# First GPU: a rehearsal without one\n\n"

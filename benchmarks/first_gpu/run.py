@@ -25,7 +25,7 @@ _LEAST_S = 5.0
 class Outcome:
     """The outcome of a stage.
 
-    state: "done", "failed", "too slow" (ended at its time limit) or "not run".
+    state: "done", "failed", "too slow" (ended at its time limit), "skipped" (each of its tests) or "not run".
     seconds: that it took.
     why: the reason, unless it is done.
     tail: the last lines of its output, if it failed or was too slow.
@@ -68,6 +68,8 @@ def run_stage(stage: Stage, python: str, environ: Mapping[str, str], folder: Pat
         state, why = "failed", f"exit code {code}"
     elif read is None:
         state, why = "failed", unreadable or "it wrote no result"
+    elif stage.kind == "tests" and all(test["outcome"] == "skipped" for test in read):
+        state, why = "skipped", read[0]["message"]
     return Outcome(stage.name, stage.about, stage.kind, state, seconds, why, [] if state == "done" else tail, read)
 
 

@@ -50,7 +50,7 @@ def plan_stages(device: str, gpus: int) -> tuple[Stage, ...]:
             "versions, processors, GPUs and drivers",
             ["-m", "benchmarks.first_gpu.environment", RESULT],
             "facts",
-            60,
+            100,
             needs=(),
         ),
         _plan_tests(device, "training", "two ranks train as one process with the whole batch", "train_as_one", 90),

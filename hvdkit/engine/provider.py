@@ -131,7 +131,7 @@ def _load(entry: EntryPoint) -> EngineProvider:
         provider: EngineProvider = entry.load()()
     except HvdkitError:
         raise
-    except Exception as error:  # whatever a package raises at its import
+    except (Exception, SystemExit) as error:  # whatever a package raises at its import
         package = entry.dist.name if entry.dist is not None else entry.value
         raise MissingDependencyError(
             f"The package {package}, which has the engine {entry.name}, cannot be loaded: {type(error).__name__}: "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
-from hvdkit.errors import TrackError
+from hvdkit.errors import HvdkitError, TrackError
 from hvdkit.tracking.writer import Writer
 
 Path = str | os.PathLike[str]
@@ -146,7 +146,16 @@ def _open_foreign(name: str, target: Any) -> Writer:
         known = f"; installed are {', '.join(entries)}" if entries else "; no package with writers is installed"
         raise TrackError(f"track(): writers has {name}, which no installed package has{known}.")
     resume = target.resume if isinstance(target, ResumedTarget) else {}
-    writer: Writer = load_entry_point(entries[name])(target_of(target), **resume)
+    make = load_entry_point(entries[name])
+    try:
+        writer: Writer = make(target_of(target), **resume)
+    except HvdkitError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a package raises
+        package = name_package(entries[name])
+        raise TrackError(
+            f"track(): the writer {name} of the package {package} cannot be opened: {type(error).__name__}: {error}"
+        ) from error
     missing = [member for member in ("write", "close", "resume") if not hasattr(writer, member)]
     if missing or getattr(writer, "name", None) != name:
         why = f"has no {missing[0]}" if missing else f"has the name {getattr(writer, 'name', None)!r}, not {name!r}"

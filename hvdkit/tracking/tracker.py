@@ -213,7 +213,7 @@ class Tracker:
         if isinstance(error, (TrackError, MissingDependencyError)):
             raise error
         if text:
-            raise TrackError(f"track(): rank 0 cannot write where it was asked to. {text}") from error
+            raise TrackError(f"track(): rank 0 cannot open the targets. {text}") from error
         self._output = output
 
     def _begin(self, group: Group) -> None:

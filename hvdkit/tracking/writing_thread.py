@@ -72,7 +72,7 @@ def _write(writer: Writer, rows: Sequence[Averages]) -> bool:
     """Write, or report the error; returns whether it succeeded."""
     try:
         writer.write(rows)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a SystemExit would end the thread without a word
         logger.warning(
             "track(): %s cannot be written, so it lacks the values from step %d on; training goes on. %s: %s",
             *(writer.name, rows[0][0], type(error).__name__, error),
@@ -84,5 +84,5 @@ def _write(writer: Writer, rows: Sequence[Averages]) -> bool:
 def _close(writer: Writer, end: End | None) -> None:
     try:
         writer.close(end)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.warning("track(): %s was not closed. %s: %s", writer.name, type(error).__name__, error)

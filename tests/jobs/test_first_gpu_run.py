@@ -41,6 +41,14 @@ def test_a_stage_that_fails_is_reported_with_its_output(program: str, kind: str,
     assert outcome.tail[-1] == "spoken"
 
 
+def test_a_stage_whose_tests_are_all_skipped_is_not_done(tmp_path: Path) -> None:
+    case = '<testcase name="a" time="1"><skipped message="no GPU"/></testcase>'
+    outcome = run(tmp_path, WRITE.format(f"<testsuite>{case}{case}</testsuite>"), kind="tests")
+    assert (outcome.state, outcome.why) == ("skipped", "no GPU")
+    passed = run(tmp_path, WRITE.format(f"<testsuite>{case}<testcase name='b'/></testsuite>"), kind="tests")
+    assert passed.state == "done"
+
+
 def test_a_stage_that_hangs_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     program = """
 import os, signal, subprocess, sys, time

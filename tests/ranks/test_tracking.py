@@ -203,7 +203,7 @@ def test_what_ranks_log_is_averaged_and_what_is_wrong_is_told_on_all_of_them(tmp
         for error, expected in zip(
             errors,
             (
-                "TrackError: track(): rank 0 cannot write where it was asked to. IsADirectoryError",
+                "TrackError: track(): rank 0 cannot open the targets. IsADirectoryError",
                 "is another file, as it begins with 'epoch,loss'",
                 "TrackError: track() was told no place to write to",
                 "TrackError: track(): csv is ''; it must be a path",
@@ -298,25 +298,42 @@ class Failing:
     name = "failing"
     resume: Mapping[str, str] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         self.rows: list[Averages] = []
+        self.error = error or OSError("no space left")
 
     def write(self, rows: Sequence[Averages]) -> None:
         if self.rows:
-            raise OSError("no space left")
+            raise self.error
         self.rows += rows
 
     def close(self, end: End | None) -> None:
         raise AssertionError("a writer that has failed is not called again")
 
 
-def test_a_place_that_fails_is_told_of_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    writer = Failing()
-    thread = WritingThread([writer])
+class Keeping(Failing):
+    """A writer whose place stays, and which cannot be closed."""
+
+    name = "keeping"
+
+    def write(self, rows: Sequence[Averages]) -> None:
+        self.rows += rows
+
+    def close(self, end: End | None) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), SystemExit(0)])
+def test_a_place_that_fails_is_told_of_and_training_goes_on(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, others = Failing(error), [Keeping(error), Keeping(error)]
+    thread = WritingThread([others[0], writer, others[1]])
     for step in range(3):
         thread.put([(step, {"loss": 1.0})])
     thread.close("FINISHED", 60.0)
-    assert writer.rows == [(0, {"loss": 1.0})]
+    assert writer.rows == [(0, {"loss": 1.0})] and [len(other.rows) for other in others] == [3, 3]
+    assert caplog.text.count("keeping was not closed") == 2
     assert caplog.text.count("failing cannot be written, so it lacks the values from step 1 on") == 1
     assert not [one for one in threading.enumerate() if one.name == "hvdkit-track" and one.is_alive()]
 

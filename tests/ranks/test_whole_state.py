@@ -62,6 +62,28 @@ def _gather(wanted: list[int]) -> dict[int, dict[str, Any]]:
     }
 
 
+def _gather_single_elements() -> dict[int, dict[str, Any]]:
+    """Gather a tensor of 17 elements, of which rank 2 has one, with a number that all share in an array of one."""
+    from torch_world import joined
+
+    import hvdkit.torch as hvd
+    from hvdkit.engine.groups import global_process_set
+
+    with joined():
+        first, stop = [(0, 9), (9, 16), (16, 17)][hvd.rank()]
+        average = Buffer(np.arange(first, stop, dtype="float32"), "float32")
+        beta = np.ones(1, "float32")
+        entries = {"average": average, "beta": Buffer(beta, "float32") if stop - first == 1 else beta}
+        transport = global_process_set.group("the test").transport
+        whole = gather_state(transport, [RangeState(0, first, stop - first, entries)], [17])
+    return {0: {name: value.array if isinstance(value, Buffer) else value for name, value in whole[0].items()}}
+
+
+def test_a_number_that_all_share_is_shared_by_a_range_of_one_element_too() -> None:
+    for whole in run_ranks(3, _gather_single_elements):
+        assert np.array_equal(whole[0]["average"], np.arange(17)) and whole[0]["beta"].tolist() == [1.0]
+
+
 @pytest.mark.parametrize("wanted", [[0, 1, 2], [1], [0, 2], []], ids=str)
 def test_ranks_that_want_it_get_the_whole_state(wanted: list[int]) -> None:
     for rank, whole in enumerate(run_ranks(3, _gather, wanted)):

@@ -78,6 +78,7 @@ def test_hvdkits_own_schedulers_come_first() -> None:
             "an AllocationReader with the name grape",
         ),
         (3, "grape", ("READER = AllocationReader", "READER = dict"), "cannot be loaded: TypeError"),
+        (5, "grape", ("READER = AllocationReader", "raise SystemExit(0)\nREADER = AllocationReader"), "SystemExit: 0"),
         (4, "pbs", ('AllocationReader("grape"', 'AllocationReader("pbs"'), "has the name of one of hvdkit's"),
     ],
 )

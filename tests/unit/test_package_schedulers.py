@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -52,5 +53,29 @@ def test_a_package_that_cannot_be_used_is_named(
     name: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path, monkeypatch, name, value)
-    with pytest.raises(HvdkitError, match=f"^the package planted_flux cannot be loaded: .*{message}"):
-        load_scheduler("melon")
+    with pytest.raises(HvdkitError, match=f"^the package planted_flux cannot be (loaded|used): .*{message}"):
+        load_scheduler(name)
+    assert load_scheduler("lsf").title == "LSF", "another scheduler can be used nevertheless"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("lambda job: job.nothing", "AttributeError: 'BatchJob' object has no attribute 'nothing'"),
+        ("lambda job: None", r"write\(\) returned NoneType, not str"),
+    ],
+)
+def test_a_fault_of_a_packages_scheduler_is_one_line(
+    change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"""
+from dataclasses import replace
+from examples.extensions.flux_scheduler import FLUX
+BROKEN = replace(FLUX, write={change})
+"""
+    module = f"planted_broken_{len(change)}"
+    plant_package(tmp_path, module, code, ENTRY_POINTS, {"broken": f"{module}:BROKEN"})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main([*SUBMIT, "--scheduler", "broken", "--", "python", "train.py"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"the scheduler broken wrote no script: {message}", line)

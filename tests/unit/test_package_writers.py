@@ -23,6 +23,12 @@ class Server:
 
     def close(self, end): ...
 
+def sick(target):
+    raise KeyError("cold")
+
+def left(target):
+    raise SystemExit(3)
+
 class Mute(Server):
     write = property()
 """
@@ -31,7 +37,7 @@ class Mute(Server):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = {"server": "planted_server:Server", "mute": "planted_server:Mute", "other": "planted_server:Server"}
-    points["gone"] = "planted_server:Gone"
+    points.update(gone="planted_server:Gone", sick="planted_server:sick", left="planted_server:left")
     plant_package(tmp_path, "planted_server", CODE, ENTRY_POINTS, points)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -47,9 +53,15 @@ def test_another_process_continues_the_run(server: None) -> None:
 @pytest.mark.parametrize(
     ("writers", "error", "message"),
     [
-        ({"servant": 1}, TrackError, "writers has servant, which no installed package has; installed are gone, mute"),
+        (
+            {"servant": 1},
+            TrackError,
+            "writers has servant, which no installed package has; installed are gone, left, mute",
+        ),
         ({"mute": 1}, TrackError, "the writer of the package planted_server has no write"),
         ({"other": 1}, TrackError, "the writer of the package planted_server has the name 'server', not 'other'"),
+        ({"sick": 1}, TrackError, "the writer sick of the package planted_server cannot be opened: KeyError: 'cold'"),
+        ({"left": 1}, TrackError, "the writer left of the package planted_server cannot be opened: SystemExit: 3"),
         ({"gone": 1}, HvdkitError, "the package planted_server cannot be loaded: AttributeError"),
     ],
 )

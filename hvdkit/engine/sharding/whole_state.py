@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def gather_state(
     ]
     gathered = allgather_object(transport, (described, wanted))
     receivers = [rank for rank, (_, wants) in enumerate(gathered) if wants]
-    tables = [table for table, _ in gathered]
+    tables = _resolve_single_elements([table for table, _ in gathered])
     _check_covered(tables, counts)
     whole: dict[int, dict[str, Any]] = {}
     for one in (one for table in tables for one in table):
@@ -71,6 +71,24 @@ def gather_state(
     for name in dict.fromkeys(names):
         _gather_entry(transport, name, ranges, tables, receivers, whole)
     return dict(sorted(whole.items())) if wanted else {}
+
+
+def _resolve_single_elements(tables: Sequence[Sequence[RangeState]]) -> list[list[RangeState]]:
+    """Return the tables with an entry of a range of one element as shared, if another range shares it.
+
+    In a range of one element, an array of one number that all elements share looks like one with a number for each.
+    """
+    shared: dict[tuple[int, str], Any] = {}
+    for one in (one for table in tables for one in table if one.count != 1):
+        shared.update({(one.tensor, name): value for name, value in one.entries.items() if not _is_sent(value)})
+
+    def resolve(one: RangeState) -> RangeState:
+        if one.count != 1:
+            return one
+        known = {name: shared.get((one.tensor, name), value) for name, value in one.entries.items()}
+        return replace(one, entries=known)
+
+    return [[resolve(one) for one in table] for table in tables]
 
 
 def _described(value: Any) -> Any:
@@ -108,7 +126,8 @@ def _gather_entry(
     whole: Mapping[int, Mapping[str, Any]],
 ) -> None:
     """Send this rank's Buffers of one name to the receivers, and copy those of all ranks into `whole`; collective."""
-    own = [one.entries[name].array.view(np.uint8) for one in ranges if isinstance(one.entries.get(name), Buffer)]
+    described = zip(ranges, tables[transport.rank], strict=True)
+    own = [one.entries[name].array.view(np.uint8) for one, sent in described if _is_sent(sent.entries.get(name))]
     joined = np.concatenate([*own, np.empty(0, np.uint8)])
     sizes = [sum(_nbytes(one, name) for one in table) for table in tables]
     received = _send(transport, Buffer(joined, "uint8"), sizes, receivers)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.config import read_environment
-from hvdkit.entry_points import load_entry_points
-from hvdkit.errors import SubmitError
+from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
+from hvdkit.errors import HvdkitError, SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.cli.numbers import nonnegative_int, positive_int
 from hvdkit.launch.detect.command import find_script
@@ -69,8 +69,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "--scheduler",
         metavar="NAME",
-        help=f"{', '.join(SCHEDULERS)}, or one of an installed package (default: the one whose sbatch, qsub or bsub is "
-        "on PATH)",
+        help=f"{', '.join(SCHEDULERS)}, or one of an installed package, see `hvdkit docs extensions/scheduler` "
+        "(default: the one whose sbatch, qsub or bsub is on PATH)",
     )
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
     add("--tasks-per-node", type=positive_int, metavar="N", help="ranks on each node (default: --gpus-per-node)")
@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
     name = options.scheduler or find_scheduler(read_environment())
     scheduler = KINDS[options.kind] if options.kind else load_scheduler(name)
     job = make_job(options)
-    script = scheduler.write(job)
+    script = _write(name, scheduler, job)
     problems = [] if options.scheduler == "k8s" else list(_check_files(job))
     if job.gpus and job.gpus != job.tasks_per_node:
         _say(f"warning: {job.tasks_per_node} ranks share the {job.gpus} GPUs of a node; usually each rank has one.")
@@ -184,20 +184,41 @@ def load_scheduler(name: str) -> Scheduler:
 
     Raises SubmitError for an unknown name, HvdkitError for a package that cannot be loaded or whose object is wrong.
     """
-    if name in SCHEDULERS:
-        return SCHEDULERS[name]
-    packages = load_entry_points(ENTRY_POINTS, SCHEDULERS, _find_flaw)
-    if name not in packages:
+    entries = find_entry_points(ENTRY_POINTS)
+    flaw = "has the name of one of hvdkit's"
+    if name not in entries:
+        if name in SCHEDULERS:
+            return SCHEDULERS[name]
         raise SubmitError(
-            f"--scheduler {name} is unknown. Choose one of {', '.join((*SCHEDULERS, *packages))}, or install the "
+            f"--scheduler {name} is unknown. Choose one of {', '.join((*SCHEDULERS, *entries))}, or install the "
             "package that has it."
         )
-    scheduler: Scheduler = packages[name]
-    return scheduler
+    if name not in SCHEDULERS:
+        scheduler = load_entry_point(entries[name])
+        if isinstance(scheduler, Scheduler):
+            return scheduler
+        flaw = "is not a Scheduler of hvdkit.tools.submit.follow"
+    raise HvdkitError(
+        f"the package {name_package(entries[name])} cannot be used: {entries[name].value} {flaw}. Update or remove "
+        "this package."
+    )
 
 
-def _find_flaw(name: str, scheduler: object) -> str:
-    return "" if isinstance(scheduler, Scheduler) else "is not a Scheduler of hvdkit.tools.submit.follow"
+def _write(name: str, scheduler: Scheduler, job: BatchJob) -> str:
+    """Write the script. Raises SubmitError also for the errors of a package's scheduler."""
+    if name in SCHEDULERS:
+        return scheduler.write(job)
+    try:
+        script = scheduler.write(job)
+    except HvdkitError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a package raises
+        raise SubmitError(
+            f"the scheduler {name} wrote no script: {type(error).__name__}: {error}. This is a fault of its package."
+        ) from error
+    if not isinstance(script, str):
+        raise SubmitError(f"the scheduler {name} wrote no script: write() returned {type(script).__name__}, not str.")
+    return script
 
 
 def find_scheduler(environ: Mapping[str, str]) -> str:

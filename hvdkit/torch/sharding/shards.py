@@ -269,7 +269,10 @@ def _layout_now(parameter: torch.Tensor) -> Layout:
 
 
 def _cast(name: str, value: Any, tensor: torch.Tensor) -> Any:
-    """Convert an entry of a state for a slice: to its device and, unless it counts steps, to its dtype."""
+    """Convert an entry of a state for a slice, as torch's load_state_dict() does for a parameter.
+
+    The entry gets the slice's device and, if the slice is of floating point, its dtype, unless it counts steps.
+    """
     if not isinstance(value, torch.Tensor) or name == "step":
         return value
-    return value.to(tensor.device, tensor.dtype if value.is_floating_point() else value.dtype)
+    return value.to(tensor.device, tensor.dtype if tensor.is_floating_point() else value.dtype)
