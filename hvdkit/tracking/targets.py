@@ -158,6 +158,8 @@ def _open_foreign(name: str, target: Any) -> Writer:
         ) from error
     missing = [member for member in ("write", "close", "resume") if not hasattr(writer, member)]
     if missing or getattr(writer, "name", None) != name:
+        if hasattr(writer, "close"):
+            writer.close("FAILED")
         why = f"has no {missing[0]}" if missing else f"has the name {getattr(writer, 'name', None)!r}, not {name!r}"
         raise TrackError(f"track(): the writer of the package {name_package(entries[name])} {why}.")
     return writer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -202,11 +203,13 @@ class Tracker:
             output.leave()
         else:
             try:
+                pickle.dumps(output.targets.places)  # another error than open()'s would be this rank's alone
                 output.open()
             except Exception as problem:
                 error = problem
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        text, output.resume, places = broadcast_object((text, output.resume, output.targets.places), name="track")
+        places = {} if text else output.targets.places
+        text, output.resume, places = broadcast_object((text, output.resume, places), name="track")
         output.targets = output.targets.at(places)  # for this rank, if it becomes rank 0
         if text:
             output.end("FAILED")

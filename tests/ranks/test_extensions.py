@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import hvdkit.torch as hvd
 from examples.extensions.clipped_average import ClippedAverage
 from examples.extensions.json_lines import JsonLines
 from examples.extensions.pickled_transport import PickledTransport
-from hvdkit.errors import PlanMismatchError
+from hvdkit.errors import PlanMismatchError, TrackError
 from hvdkit.tracking.targets import ENTRY_POINTS
 from hvdkit.tracking.writer import End
 from hvdkit.tracking.writing_thread import WritingThread
@@ -140,6 +141,23 @@ def test_the_writer_gets_averages_of_all_ranks(tmp_path: Path) -> None:
         (10, 2.0, None),
         (20, 3.0, None),
     ]
+
+
+def track_a_lock(packages: str) -> str:
+    with joined(), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(packages)
+        try:
+            hvd.track(writers={"json_lines": threading.Lock()})
+        except TrackError as error:
+            return str(error)
+    return ""
+
+
+def test_a_target_that_cannot_be_sent_is_an_error_on_all_ranks(tmp_path: Path) -> None:
+    point = {"json_lines": "examples.extensions.json_lines:JsonLines"}
+    plant_package(tmp_path, "planted_writers", "", ENTRY_POINTS, point)
+    for text in run_ranks(3, track_a_lock, str(tmp_path)):
+        assert "cannot pickle" in text
 
 
 @pytest.mark.parametrize("end, last", [("FINISHED", []), (None, []), ("FAILED", [{"end": "FAILED"}])])

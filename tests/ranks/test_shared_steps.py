@@ -10,14 +10,16 @@ import pytest
 from numbers_of_ranks import buffer_of, expect, pattern, reduced
 from ranks import run_ranks
 
+from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buckets import ALL_GATHER, ALLREDUCE, REDUCE_SCATTER, Buckets, BucketSpec
 from hvdkit.transport.buffer import Buffer, Op
+from hvdkit.transport.shared.buckets import SharedBuckets
 
 MIB = 2**20
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "uint8", "bool")
 #: Bytes of a buffer: one number, a slot and a little more, a chunk and a little more or less, several chunks.
-SIZES = (8, 4096, 64 * 1024, 64 * 1024 + 8, 300_000, MIB - 8, MIB, MIB + 64, 3 * MIB + 1000)
+SIZES = (8, 4096, 32 * 1024, 32 * 1024 + 8, 64 * 1024, 64 * 1024 + 8, 300_000, MIB - 8, MIB, MIB + 64, 3 * MIB + 1000)
 KINDS = ("allreduce", "allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "gather", "bucket")
 BUCKETS = (1000, 70_001, 3)
 
@@ -154,3 +156,21 @@ def mix(transport: Transport, seed: int, count: int, seconds: float = 0.0) -> in
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_collectives_of_every_kind_take_turns_in_the_same_memory(size: int) -> None:
     run_ranks(size, mix, 7, 100, transport="shared_memory_only")
+
+
+def begin_again(transport: Transport) -> str:
+    """Begin a bucket that an exception has interrupted between its two steps."""
+    buckets = transport.open_buckets([BucketSpec("float32", 8)], 1)
+    assert isinstance(buckets, SharedBuckets)
+    buckets.steps(0, (), ALLREDUCE)
+    try:
+        buckets.steps(0, (), ALLREDUCE)
+    except TransportError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.ranks
+def test_a_reduction_that_was_interrupted_is_not_taken_for_reduced() -> None:
+    for text in run_ranks(3, begin_again, transport="shared_memory_only"):
+        assert "bucket 0 was interrupted" in text

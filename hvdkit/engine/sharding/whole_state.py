@@ -113,7 +113,8 @@ def _check_covered(tables: Sequence[Sequence[RangeState]], counts: Sequence[int]
         if count != counts[tensor]:
             raise HorovodInternalError(
                 f"Of {name!r} of parameter {tensor} the ranks have {count} of {counts[tensor]} elements: "
-                "ranks that had the others have ended. Load a state that was saved before."
+                "ranks that had the others have ended, and the state is that of an earlier save; or the optimizer has "
+                "an entry with another number of elements than the parameter, which cannot be divided."
             )
 
 

@@ -51,6 +51,7 @@ class Agent:
         self.held_ports = hold_free_ports(identity.rank) if control is not None else []  # held until this process ends
         self.hvdrun_lost = False  # the connection has ended without an order to stop
         self.ended_by = ""  # what ended the rank, as a clause; "" if it ends by itself
+        self.is_signalled = False  # by the launcher, to end
         self.kill_at = 0.0
         self.child: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
@@ -315,6 +316,7 @@ class Agent:
         if self.child is None:
             raise SystemExit(128 + number)
         if number not in _KEPT:
+            self.is_signalled = True
             self.ended_by = self.ended_by or f"the launcher sent {signal.Signals(number).name}"
         self._pass_on(signal.Signals(number))
 
@@ -379,7 +381,7 @@ class Agent:
         if code and self.control is not None and not self.elastic:
             self._await_bye(code)
         if self.control is not None:
-            self.control.finish(CLOSE_S)
+            self.control.finish(CLOSE_S, lambda: self.is_signalled)
         return code
 
     def _await_bye(self, code: int) -> None:

@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvdkit.handshake import AuthenticationError, Session, StrangerError, connect, open_connection
@@ -91,20 +91,26 @@ class ControlConnection:
             self.send(PROBE)
         return [frame for frame in frames if frame[0] != PROBE]
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, seconds: float, is_over: Callable[[], bool]) -> None:
         """Send no more, and wait until hvdrun has read everything and has closed the connection.
 
         If this side closed at once, a frame from hvdrun that is on its way would break the connection, and hvdrun would
         lose the frames that it has not read yet, as the report of the rank's end.
 
         seconds: time after which the wait ends, for a hvdrun that is stopped.
+        is_over: returns True if the wait is to end now.
         """
-        deadline = time.monotonic() + seconds
+        deadline, poll = time.monotonic() + seconds, select.poll()
+        for source in self.sources:
+            poll.register(source, select.POLLIN)
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-            while (left := deadline - time.monotonic()) > 0:
-                self.socket.settimeout(left)
-                if not self.socket.recv(1 << 16):
+            while time.monotonic() < deadline and not is_over():
+                ready = [source for source, _ in poll.poll(100)]
+                if self.socket.fileno() in ready:
+                    if not self.socket.recv(1 << 16):
+                        return
+                elif ready:  # the heartbeat: hvdrun's host does not answer
                     return
 
     def _send_some(self, view: memoryview) -> int:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.between.buckets import WireCrossing
@@ -194,7 +195,15 @@ class SharedBuckets(SteppedBuckets):
         self._show_layouts()
 
     def steps(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:
-        """See SteppedBuckets. Shows the bucket ready at once."""
+        """See SteppedBuckets. Shows the bucket ready at once.
+
+        Raises TransportError if the last reduction of the bucket was interrupted after that.
+        """
+        if self._steps.shown[index] % 2:
+            raise TransportError(
+                f"the last reduction of bucket {index} was interrupted before its end, for example by the handler of a "
+                "signal, so the ranks are not at the same step. Let the error that interrupted it end the script."
+            )
         return self._reduce(index, self._steps.show(index), in_place, phases)
 
     def _reduce(self, index: int, ready: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> Iterator[bool]:

@@ -121,7 +121,7 @@ class SharedSteps:
     memory: (ranks, nbytes) uint8, every rank's.
     halves: its halves, by half and rank.
     half: the half for the next step.
-    show, everyone: see Flags; the index is the lane's.
+    show, everyone, shown: see Flags; the index is the lane's.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class SharedSteps:
         # flags | memory of rank 0 | memory of rank 1 | ...
         self.segment = open_segment(group, [start + nbytes] + [nbytes] * (group.size - 1), directory)
         self._flags = Flags(self.segment.memory[:start], rank=group.rank, ranks=group.size, count=lanes)
-        self.show, self.everyone = self._flags.show, self._flags.everyone
+        self.show, self.everyone, self.shown = self._flags.show, self._flags.everyone, self._flags.shown
         self.memory = self.segment.memory[start:].reshape(group.size, nbytes)
         middle = nbytes // 2
         self.half = 1
@@ -141,16 +141,16 @@ class SharedSteps:
     def pass_step(self) -> None:
         """Show the next step of the first lane, and wait until this rank has passed it."""
         flags = self._flags
-        number = flags.show()
-        self.half ^= 1
-        if not flags.everyone(0, number):
-            backoff = Backoff(self._check)
-            try:
+        try:
+            number = flags.show()
+            self.half = (number + 1) & 1
+            if not flags.everyone(0, number):
+                backoff = Backoff(self._check)
                 while not flags.everyone(0, number):
                     backoff.pause()
-            except BaseException:
-                calls().uncertain = True
-                raise
+        except BaseException:
+            calls().uncertain = True
+            raise
 
     def close(self) -> None:
         """Release the memory."""
