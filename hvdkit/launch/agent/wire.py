@@ -29,6 +29,7 @@ ENDED_BY_HVDRUN = "hvdrun ended the job"  # why a rank was ended, in an END
 # In the job's folder: Unix sockets for agents and for `hvdkit stacks`; the job's secret, if all ranks are on one host.
 CONTROL, QUERY, SECRET = "control", "query", "secret"
 CONNECT_S = 10.0
+_SIGNALLED_S = 2.0  # less than launchers wait after SIGTERM
 _LOOK_S = 2.0
 # A host that does not answer for this long is lost: 3 s idle, then 5 probes 1 s apart.
 _IDLE_S, _PROBE_S, _PROBES = 3, 1, 5
@@ -91,21 +92,23 @@ class ControlConnection:
             self.send(PROBE)
         return [frame for frame in frames if frame[0] != PROBE]
 
-    def finish(self, seconds: float, is_over: Callable[[], bool]) -> None:
+    def finish(self, seconds: float, is_signalled: Callable[[], bool]) -> None:
         """Send no more, and wait until hvdrun has read everything and has closed the connection.
 
         If this side closed at once, a frame from hvdrun that is on its way would break the connection, and hvdrun would
         lose the frames that it has not read yet, as the report of the rank's end.
 
         seconds: time after which the wait ends, for a hvdrun that is stopped.
-        is_over: returns True if the wait is to end now.
+        is_signalled: returns True if the launcher wants this process to end; then the wait ends after two seconds.
         """
         deadline, poll = time.monotonic() + seconds, select.poll()
         for source in self.sources:
             poll.register(source, select.POLLIN)
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-            while time.monotonic() < deadline and not is_over():
+            while (now := time.monotonic()) < deadline:
+                if is_signalled():
+                    deadline, is_signalled = min(deadline, now + _SIGNALLED_S), lambda: False
                 ready = [source for source, _ in poll.poll(100)]
                 if self.socket.fileno() in ready:
                     if not self.socket.recv(1 << 16):
