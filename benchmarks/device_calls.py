@@ -1,96 +1,183 @@
-"""What hvdkit's calls for a GPU cost the host, over the tests' stand-in for CUDA's driver and NCCL: Python and ctypes.
+"""The time of the host for a bucket in device memory: hvdkit's and DDP's, on the same process group of torch.
 
-    python -m benchmarks.device_calls
+    hvdrun -np 2 python -m benchmarks.device_calls
+    hvdrun -np 2 python -m benchmarks.device_calls --gloo
 
-One rank. A real driver takes time of its own in each call, so these are the least that they cost. Needs a C compiler.
+Without --gloo each rank uses torch's fake process group, whose operations do nothing, so that the rest is the host's
+work: Python, torch's bindings, copies of gradients into buckets. With it the ranks reduce by Gloo, whose own time is in
+every row. "a bucket" is the difference of a step with 64 buckets and one with a single bucket, divided by 63: the model
+has 64 parameters of 16 numbers. On the fake group DDP has a communication hook in Python, because its own reduction
+fails there. An accelerator's driver takes time of its own in each call, which is in none of the rows.
 """
 
 from __future__ import annotations
 
-import sys
+import importlib
 import time
 from collections.abc import Callable
-from pathlib import Path
+from datetime import timedelta
+from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import hvdkit
+import hvdkit.torch as hvd
 from benchmarks.rows import Row, build_parser, finish
-from hvdkit.engine.observe.device_clock import DeviceClock
-from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, PlanObserver
-from hvdkit.engine.observe.recording import RECORDER, PlanFacts
+from hvdkit.engine import runtime
 from hvdkit.launch.cli.numbers import positive_int
 from hvdkit.tools.bench.report import describe_machine, summarise
-from hvdkit.torch import gpu
-from hvdkit.torch.tensors import DTYPES, TensorBuffer
+from hvdkit.torch.device import group as device_group
+from hvdkit.torch.device.backend import make_backend
+from hvdkit.torch.device.buckets import TorchBuckets
+from hvdkit.torch.device.groups import DeviceSettings, open_group
 from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.cuda import CudaDevice, load_driver
-from hvdkit.transport.nccl.buckets import NcclBuckets
-from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.library import load_nccl
-from hvdkit.transport.single import SingleTransport
 
-_BUCKETS = 20
-_NOTHING, _THREE, _EVERY = "nothing", "three events a step", f"every stage of {_BUCKETS} buckets (profile)"
+_BUCKETS, _NUMBERS = 64, 16
+_CALL, _START = "the backend's allreduce and wait", "hvdkit's start and wait of a bucket"
+_OURS, _DDP = "a bucket of hvdkit's optimizer", "a bucket of DDP"
+
+
+class _Model(torch.nn.Module):
+    """Parameters whose gradients are ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = torch.nn.ParameterList(torch.ones(_NUMBERS) for _ in range(_BUCKETS))
+
+    def forward(self) -> torch.Tensor:
+        """Sum all parameters."""
+        return torch.stack([parameter.sum() for parameter in self.all]).sum()
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure, and print the table on rank 0."""
     parser = build_parser(__doc__)
+    parser.add_argument(
+        "--gloo", action="store_true", help="reduce among the ranks, instead of by a group that does nothing"
+    )
     parser.add_argument("--rounds", type=positive_int, default=15)
-    parser.add_argument("--steps", type=positive_int, default=300, help="of a round")
+    parser.add_argument("--steps", type=positive_int, default=100, help="of a round")
     options = parser.parse_args()
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-    from stand_in import stand_in_path
+    torch.set_num_threads(1)
+    with mock.patch.object(device_group, "make_backend", make_backend if options.gloo else _fake):
+        hvd.init(device_transport="torch", fusion_bytes=1 << 20)
+        if hvd.size() == 1:
+            parser.error("one rank reduces nothing: start it with hvdrun -np 2")
+        rows = _measure(options.rounds, options.steps, gloo=options.gloo)
+        machine = describe_machine()
+        where = (
+            f"hvdkit {hvdkit.__version__}, torch {torch.__version__}, {machine['processor']}, {machine['cores']} cores"
+        )
+        how = f"{hvd.size()} ranks, {'Gloo' if options.gloo else 'fake process groups of torch'}"
+        finish(rows, f"{where}, {how}", options.json, first=hvd.rank() == 0)
+        hvd.shutdown()
 
-    device = CudaDevice(load_driver(stand_in_path()), 0)
-    steps = {_NOTHING: _step(None), _THREE: _step(device), _EVERY: _step(device)}
-    group = DeviceGroup(SingleTransport(), device, load_nccl(stand_in_path()), "this rank", 20.0)
-    buckets = NcclBuckets(group, [BucketSpec("float32", 1)], _allocate, gpu.scale, lambda: 0)
-    bucket = "a bucket of one number, until the stream has it"
+
+def _fake(*_: object, **__: object) -> Any:
+    kind: Any = importlib.import_module("torch._C._distributed_c10d").FakeProcessGroup
+    return kind._create_internal(0, 2, kind.Options())
+
+
+def _measure(rounds: int, steps: int, *, gloo: bool) -> list[Row]:
+    group = open_group(runtime.runtime("A benchmark").transport, torch.device("cpu"), DeviceSettings("torch"))
+    assert group is not None
+    buckets = TorchBuckets(group, [BucketSpec("float32", _NUMBERS)])
+    tensor, arguments = torch.ones(_NUMBERS), dist.AllreduceOptions()
+
+    def call() -> None:
+        group.backend.allreduce([tensor], arguments).wait()
 
     def reduce() -> None:
         buckets.start(0)
         buckets.wait(0)
 
-    times: dict[str, list[float]] = {name: [] for name in (*steps, bucket)}
-    for _ in range(options.rounds):
-        for name, step in steps.items():
-            if name == _EVERY:
-                RECORDER.start()
-            times[name].append(_time(step, options.steps))
-            if name == _EVERY:
-                RECORDER.stop()
-                RECORDER.take()
-        times[bucket].append(_time(reduce, options.steps))
-    group.close()
-    rows = [Row(name, "host", figures.median_s) for name, figures in summarise(times, _NOTHING).items()]
-    machine = describe_machine()
-    finish(rows, f"hvdkit {hvdkit.__version__}, {machine['processor']}, {machine['cores']} cores", options.json)
+    _open_default_group(gloo=gloo)
+    works: dict[str, tuple[Callable[[], None], Callable[[], None] | None]] = {
+        _CALL: (call, None),
+        _START: (reduce, None),
+        _OURS: (_ours(many=True), _ours(many=False)),
+        _DDP: (_ddp(many=True, hook=not gloo), _ddp(many=False, hook=not gloo)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, (many, one) in works.items():
+            seconds = _time(many, steps)
+            times[name].append(seconds if one is None else (seconds - _time(one, steps)) / (_BUCKETS - 1))
+    dist.destroy_process_group()
+    figures = summarise(times, _DDP)
+    aim = {_OURS: "at most DDP's"}
+    return [
+        Row(
+            "the host's time",
+            name,
+            each.median_s,
+            each.ratio,
+            _DDP,
+            aim.get(name, ""),
+            each.ratio <= 1.0 if name in aim and each.ratio is not None else None,
+        )
+        for name, each in figures.items()
+    ]
 
 
-def _step(device: CudaDevice | None) -> Callable[[], None]:
-    """What a step tells the observer of its buckets, and what this reads of earlier steps."""
-    names = tuple(map(str, range(_BUCKETS)))
-    facts = PlanFacts("plan", (0,), (4,) * _BUCKETS, (4,) * _BUCKETS, names, threaded=False)
-    clock = None if device is None else DeviceClock(device, lambda: 0)
-    observer = PlanObserver(facts, [[name] for name in names], device=clock, measured=lambda *_: None)
+def _open_default_group(*, gloo: bool) -> None:
+    if gloo:
+        distributed: Any = dist
+        store = distributed.TCPStore("127.0.0.1", 29555, hvd.size(), hvd.rank() == 0, timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+
+
+def _ours(*, many: bool) -> Callable[[], None]:
+    model = _Model()
+    plain = torch.optim.SGD(model.parameters(), lr=0.0)
+    current = runtime.runtime("A benchmark")
+    size = 4 * _NUMBERS if many else 1 << 20
+    object.__setattr__(current.config, "fusion_bytes", size)
+    named = [(f"{many}.{name}", parameter) for name, parameter in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(plain, named)
 
     def step() -> None:
-        for bucket in range(_BUCKETS):
-            for kind in (FILL, FILLED, STARTED):
-                observer.event(kind, bucket)
-        observer.finishing()
-        for bucket in range(_BUCKETS):
-            for kind in (REDUCED, DRAINED):
-                observer.event(kind, bucket)
-        observer.round_ended(0, 0.0)
+        model().backward()
+        optimizer.synchronize()
+        optimizer.zero_grad(set_to_none=False)
 
+    step()
     return step
 
 
-def _allocate(count: int, dtype: str) -> TensorBuffer:
-    return TensorBuffer(torch.zeros(count, dtype=DTYPES[dtype]), dtype)
+def _ddp(*, many: bool, hook: bool) -> Callable[[], None]:
+    model = _Model()
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-6 if many else 25.0, gradient_as_bucket_view=True)
+    if hook:
+        wrapped.register_comm_hook(None, _reduce)
+
+    def step() -> None:
+        wrapped().backward()
+        for parameter in model.all:
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+
+    step()
+    return step
+
+
+def _reduce(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    tensor = bucket.buffer().div_(2)
+    dist.all_reduce(tensor, async_op=True)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(tensor)
+    return done
+
+
+# torch reads them as types, not as texts.
+_reduce.__annotations__.update(bucket=vars(dist)["GradBucket"], **{"return": torch.futures.Future[torch.Tensor]})
 
 
 def _time(step: Callable[[], None], count: int) -> float:

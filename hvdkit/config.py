@@ -36,9 +36,11 @@ class Config(Settings):
     )
     device_transport: str = setting(
         "auto",
-        choice("auto", "nccl", "host"),
-        "transport of gradients on GPUs: NCCL, or through host memory; auto selects NCCL if every rank has a GPU of "
-        "its own and libnccl can be loaded, else host, with a notice; with nccl that is an error",
+        choice("auto", "torch", "nccl", "host"),
+        "transport of tensors on GPUs: a process group of torch (in PyTorch) or NCCL (in TensorFlow and JAX), or "
+        "through host memory; auto selects the first if every rank has a GPU of its own and the library can be "
+        "loaded, else host, with a notice; with torch or nccl that is an error. torch on tensors of the CPU uses "
+        "Gloo, for tests",
         flag="--device-transport",
     )
     nccl_library: str = setting(

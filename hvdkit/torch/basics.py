@@ -8,9 +8,15 @@ from hvdkit.engine.basics import Framework, local_rank
 from hvdkit.engine.observe.recording import RECORDER
 from hvdkit.torch.loading import watch_loaders
 from hvdkit.torch.tensors import TorchArithmetic
-from hvdkit.transport.nccl import opened_version
 
 RECORDER.when_on(watch_loaders)
+
+
+def _opened_version() -> tuple[int, int, int] | None:
+    from hvdkit.torch.device.groups import opened_version
+
+    return opened_version()
+
 
 FRAMEWORK = Framework(
     name="torch",
@@ -19,7 +25,7 @@ FRAMEWORK = Framework(
     count_threads=torch.get_num_threads,
     cuda=torch.version.cuda is not None,
     rocm=torch.version.hip is not None,
-    nccl=opened_version,
+    nccl=_opened_version,
 )
 init, describe = FRAMEWORK.init, FRAMEWORK.describe
 cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built

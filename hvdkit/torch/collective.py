@@ -17,7 +17,7 @@ import torch
 
 from hvdkit.engine.groups import Group
 from hvdkit.engine.named.operation import Operation, OperationRequest
-from hvdkit.torch import device_operations, gpu
+from hvdkit.torch.device import operations as device_operations
 from hvdkit.torch.handles import Handle, make_handle
 from hvdkit.torch.refusals import refuse
 from hvdkit.torch.tensors import TensorBuffer, as_buffer, contiguous, dtype_name
@@ -87,7 +87,7 @@ class Collective(Generic[Result_co]):
         """Start the operation; returns the memory that it uses, one tensor each, and the operation."""
         engine, kind, copied = self.group.engine, self.announcement.kind, self.overwrites and not in_place
         name = f"{kind}.{self.name}" if self.name else engine.make_name(kind)
-        if not engine.takes_tensors and not gpu.is_on_host(self.tensors[0]):
+        if not engine.takes_tensors and not device_operations.stays_on_host(self.tensors[0]):
             placed = device_operations.place(self.announcement, self.tensors, copied=copied)
             if placed is not None:
                 announcement, memory, buffers = placed

@@ -10,8 +10,9 @@ import torch
 from hvdkit.engine.planned.plan import Plan, Slot, cut_slots
 from hvdkit.engine.planned.source import Filled
 from hvdkit.engine.strategy import Parameters
-from hvdkit.torch import gpu, staging
+from hvdkit.torch import staging
 from hvdkit.torch.conversions import conversion_error
+from hvdkit.torch.device.accelerator import Accelerator
 from hvdkit.torch.layout import Named, arrange, describe_parameters, strides_of
 from hvdkit.torch.local_shards import local_shards
 from hvdkit.torch.sharding.gradient import ShardedGradient
@@ -98,8 +99,8 @@ class TorchSource:
     def release(self, index: int) -> None:
         """Free the parameter's gradient, which was copied on the current stream; it may belong to another stream."""
         gradient = self.parameters[index].grad
-        if gradient is not None and gradient.is_cuda and not isinstance(gradient, ShardedGradient):
-            gpu.record_use([gradient], gradient.device.index)
+        if gradient is not None and not gradient.is_cpu and not isinstance(gradient, ShardedGradient):
+            Accelerator(gradient.device).record_use([gradient])
         self.parameters[index].grad = None
         self._sparse.discard(index)
 

@@ -33,7 +33,7 @@ class TorchAllReduce(AllReduce):
     def _open(self, parameters: Parameters, group: Group) -> GradientReducer:
         current = runtime.runtime("The reduction of gradients")
         if current.provider.native:
-            from hvdkit.torch.device_gradients import open_device_reducer
+            from hvdkit.torch.device.gradients import open_device_reducer
 
             reducer = open_device_reducer(
                 current, parameters, group, self.options, self.statistics, static=self._static_graph

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from typing import Any
+
+#: A stream as its library names it: CUDA's handle as an integer, or an object of torch. It can be hashed.
+Stream = Any
 
 
 class Event(ABC):
     """A point in the work of a stream, as a CUDA event."""
 
     @abstractmethod
-    def record(self, stream: int) -> None:
+    def record(self, stream: Stream) -> None:
         """Record the present end of the work queued on `stream`."""
 
     @abstractmethod
@@ -29,18 +33,18 @@ class Event(ABC):
 class Device(ABC):
     """A device that holds buffers and orders the work on them in streams.
 
-    index: number of the GPU among those that this process sees. where: name of the device, for messages.
+    index: number of the device among those that this process sees. where: name of the device, for messages.
     """
 
     index: int
     where: str
 
     @abstractmethod
-    def make_stream(self, *, high_priority: bool = False) -> int:
-        """Make a stream, and return CUDA's handle of it."""
+    def make_stream(self, *, high_priority: bool = False) -> Stream:
+        """Make a stream."""
 
     @abstractmethod
-    def destroy_stream(self, stream: int) -> None:
+    def destroy_stream(self, stream: Stream) -> None:
         """Free a stream of make_stream(); work already queued on it is still done."""
 
     @abstractmethod
@@ -48,7 +52,7 @@ class Device(ABC):
         """Make an event."""
 
     @abstractmethod
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: Stream, event: Event) -> None:
         """Make later work on `stream` wait for `event`; the calling thread does not wait."""
 
     @abstractmethod

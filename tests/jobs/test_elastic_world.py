@@ -61,10 +61,8 @@ def test_diloco_goes_on_from_the_last_commit_within_a_period() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_on_gpus_go_on_too() -> None:
-    _, *arguments = training(400)
-    command = (str(SCRIPT.with_name("gpu_elastic_script.py")), *arguments)
-    job = train_and_kill(3, [1], "--min-np", "2", command=command)
+def test_gradients_in_process_groups_of_torch_go_on_too() -> None:
+    job = train_and_kill(3, [1], "--min-np", "2", "--device-transport", "torch", command=training(400))
     assert job.process.returncode == 0, job.output
     result = job.result()
     assert result["sizes"] == [3, 2, 3] and result["alike"]

@@ -1,11 +1,14 @@
-"""Gradients of GPUs, over a stand-in for CUDA and NCCL in host memory: nothing here ran on a GPU."""
+"""Gradients reduced by process groups of torch: by Gloo on the CPU, with the code that reduces those of GPUs."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 import socket
+import time
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,38 +17,32 @@ import numpy as np
 import pytest
 import test_torch_join
 import torch
-from gpu_world import stand_in_gpu, train_on_gpus
-from nccl_checks import connect_group
-from pipe_ranks import run_piped
-from ranks import run_ranks
-from stand_in import ask_to_fail, find_compiler, synchronizations
-from torch_world import Case, assert_alike, joined, train, train_here, train_on_ranks
+from device_world import TORCH, train_on_devices
+from ranks import RanksFailedError, run_ranks
+from torch_world import Case, assert_alike, joined, train, train_here
 
 import hvdkit.torch as hvd
 from hvdkit.engine import runtime
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS
 from hvdkit.engine.planned.plan import TensorSpec, plan_buckets
-from hvdkit.errors import HorovodInternalError, TransportError
-from hvdkit.torch import gpu
-from hvdkit.torch.device_masks import DeviceMasks
+from hvdkit.errors import HorovodInternalError, RankLostError, TransportError
+from hvdkit.torch.device.accelerator import Accelerator
+from hvdkit.torch.device.buckets import TorchBuckets
+from hvdkit.torch.device.calls import Call
+from hvdkit.torch.device.choice import Finding, find_problem
+from hvdkit.torch.device.group import TorchGroup, describe_slow
+from hvdkit.torch.device.groups import DeviceSettings, open_group
+from hvdkit.torch.device.masks import DeviceMasks
 from hvdkit.torch.source import TorchSource
 from hvdkit.torch.tensors import TensorBuffer
-from hvdkit.transport.api import Transport
-from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.nccl.buckets import NcclBuckets
-from hvdkit.transport.nccl.group import DeviceGroup, describe_slow
-from hvdkit.transport.nccl.groups import Finding, find_problem
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.skipif(find_compiler() is None, reason="no C compiler for the stand-in; run: apt-get install gcc"),
-]
+pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core reduces tensors by itself")]
 
 ADAM = {"lr": 0.01}
 
 
 def _check(case: Case, size: int, tolerance: float, **more: Any) -> None:
-    assert_alike(run_ranks(size, train_on_gpus, case, **more), train_here(case, size), tolerance)
+    assert_alike(run_ranks(size, train_on_devices, case, **more), train_here(case, size), tolerance)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-10)])
@@ -64,7 +61,7 @@ def test_mixed_precision_skips_the_step_of_an_infinite_loss_on_all_ranks() -> No
 
 def in_a_set(case: Case) -> Any:
     """Ranks 0 and 2 train together, rank 1 by itself; each as rank and size of its set."""
-    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=256):
+    with joined(**TORCH, fusion_bytes=256):
         mine = [hvd.add_process_set(ranks) for ranks in ([0, 2], [1])][hvd.rank() % 2]
         model, plain = case.make()
         optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), process_set=mine)
@@ -81,7 +78,7 @@ def test_process_sets_train_by_themselves() -> None:
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
 @pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_rank_keeps_its_part_on_the_gpu(passes: int, shard: str) -> None:
+def test_a_rank_keeps_its_shard_in_device_memory(passes: int, shard: str) -> None:
     case = Case("Adam", ADAM, clip=0.1, passes=passes)
     results = run_ranks(3, _train_sharded, case, settings={"fusion_bytes": 256}, shard=shard)
     assert_alike([weights for weights, _, _ in results], train_here(case, 3), 1e-10)
@@ -91,33 +88,33 @@ def test_a_rank_keeps_its_part_on_the_gpu(passes: int, shard: str) -> None:
 
 
 def _train_sharded(case: Case, **more: Any) -> tuple[Any, int, int]:
-    """The weights, and how many buckets NCCL has reduce-scattered and gathered."""
+    """The weights, and how many buckets were reduce-scattered and gathered."""
     with (
-        mock.patch.object(NcclBuckets, "reduce_scatter", autospec=True, side_effect=NcclBuckets.reduce_scatter) as one,
-        mock.patch.object(NcclBuckets, "all_gather", autospec=True, side_effect=NcclBuckets.all_gather) as two,
+        mock.patch.object(
+            TorchBuckets, "reduce_scatter", autospec=True, side_effect=TorchBuckets.reduce_scatter
+        ) as one,
+        mock.patch.object(TorchBuckets, "all_gather", autospec=True, side_effect=TorchBuckets.all_gather) as two,
     ):
-        return train_on_gpus(case, **more), one.call_count, two.call_count
+        return train_on_devices(case, **more), one.call_count, two.call_count
 
 
-def recorded(case: Case) -> tuple[int, list[int], bool]:
-    """Waits of the host, the numbers of the recorded rounds, and whether all stages of buckets are in order."""
-    with stand_in_gpu() as settings:
-        before = synchronizations()
-        RECORDER.start()
-        try:
-            train_on_ranks(case, "auto", {**settings, "fusion_bytes": 256})
-        finally:
-            RECORDER.stop()
-        (rounds,) = RECORDER.take()
+def recorded(case: Case) -> tuple[list[int], bool]:
+    """The numbers of the recorded rounds, and whether all stages of buckets are in order."""
+    RECORDER.start()
+    try:
+        train_on_devices(case, settings={"fusion_bytes": 256})
+    finally:
+        RECORDER.stop()
+    (rounds,) = RECORDER.take()
     rows = np.stack([np.frombuffer(row) for row in rounds.rows])
     stamps = rows[:, len(HEAD) :].reshape(len(rows), -1, len(STAMPS))
     in_order = bool((np.diff(stamps, axis=2) >= 0).all()) and stamps.shape[1] > 1
-    return synchronizations() - before, rows[:, 0].astype(int).tolist(), in_order
+    return rows[:, 0].astype(int).tolist(), in_order
 
 
-def test_a_recording_has_the_gpus_times_and_the_host_waits_once() -> None:
+def test_a_recording_has_the_times_of_the_device() -> None:
     case = Case()
-    assert run_ranks(2, recorded, case) == [(1, list(range(case.steps)), True)] * 2
+    assert run_ranks(2, recorded, case) == [(list(range(case.steps)), True)] * 2
 
 
 @pytest.mark.parametrize("compression, tolerance", [("fp16", 5e-3), ("bf16", 5e-2)])
@@ -126,7 +123,7 @@ def test_compression_costs_no_more_than_its_bits(compression: str, tolerance: fl
 
 
 def join(batches: list[int]) -> Any:
-    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=2048):
+    with joined(**TORCH, fusion_bytes=2048):
         return test_torch_join._train(batches, 2, 1)
 
 
@@ -137,7 +134,7 @@ def test_a_joined_rank_counts_as_zeros() -> None:
 
 def join_two() -> tuple[list[float], list[float]]:
     """Two optimizers, whose steps the ranks take in turn; rank 1 takes one step of each, rank 0 takes three."""
-    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=16):
+    with joined(**TORCH, fusion_bytes=16):
         models = [torch.nn.Linear(8, 8, bias=False) for _ in range(2)]
         optimizers = []
         for number, model in enumerate(models):
@@ -172,7 +169,7 @@ class Branches(torch.nn.Module):
 
 
 def unused(static: bool) -> tuple[list[float], list[float], bool, str]:
-    with stand_in_gpu() as settings, joined(**settings):
+    with joined(**TORCH):
         model, rank, error = Branches(), hvd.rank(), ""
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), static_graph=static
@@ -212,34 +209,29 @@ def test_a_static_graph_reads_the_masks_in_the_first_round_only(static: bool) ->
     assert found == [{1}, {1} if static else set()]
 
 
-def a_rank_dies(transport: Transport) -> tuple[str, str]:
-    """The last rank is killed while the others reduce a bucket, and wait for it on the device."""
-    group = connect_group(transport)
-    buckets = NcclBuckets(
-        group,
-        [BucketSpec("float32", 1000)],
-        lambda count, dtype: TensorBuffer(torch.ones(count), dtype),
-        gpu.scale,
-        lambda: 0,
-    )
-    buckets.start(0)
-    buckets.wait(0)
-    assert buckets.memory[0].array.tolist() == [3.0] * 1000
-    if transport.rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    buckets.start(0)
-    buckets.wait(0)  # comes back when the group has failed; what is in the bucket means nothing
-    with pytest.raises(TransportError) as later:
-        buckets.start(0)
-    group.close()
-    return str(later.value), group.where
+def a_rank_dies() -> None:
+    """The last rank is killed in a backward pass, when some of its buckets have started."""
+    with joined(**TORCH, fusion_bytes=256):
+        model, optimizer = _wrapped()
+        _step(model, optimizer)
+        if hvd.rank() == 2:
+            next(model.parameters()).register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        began = time.monotonic()
+        with pytest.raises(RankLostError) as lost:
+            while True:
+                _step(model, optimizer)
+        seconds = time.monotonic() - began
+        with pytest.raises(RankLostError) as later:
+            _step(model, optimizer)
+        raise RuntimeError(f"after {seconds:.0f} s: {lost.value} LATER {later.value}")
 
 
 def test_a_killed_rank_ends_the_wait_of_the_others() -> None:
-    *others, killed = run_piped(3, a_rank_dies)
-    assert killed is None
-    for message, where in others:
-        assert f"NCCL's operations on {where} were ended" in message
+    with pytest.raises(RanksFailedError) as failed:
+        run_ranks(3, a_rank_dies, fresh=True)
+    for rank in (0, 1):
+        text = failed.value.tracebacks[rank]
+        assert re.search(r"after \d s: Rank 2 .*GLOO on rank \d on .*, CPU were ended.* LATER Rank 2 ", text), text
 
 
 def _step(model: torch.nn.Module, optimizer: Any) -> None:
@@ -253,38 +245,49 @@ def _wrapped() -> tuple[torch.nn.Module, Any]:
     return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
 
 
-def a_bucket_fails() -> tuple[list[str], float, float]:
-    """What steps say in which, and after which, NCCL fails in the second bucket; seconds of statistics before that."""
+def fail_in_begin(after: int, ranks: Collection[int]) -> Any:
+    """Within, the call of the backend number `after` from now on fails on some ranks."""
+    calls = itertools.count()
+
+    def begin(group: TorchGroup, call: Call) -> Any:
+        def fail(*_: object) -> None:
+            raise RuntimeError("unhandled system error\nat some place")
+
+        fails = next(calls) == after and hvd.rank() in ranks
+        return plain(group, call._replace(method=fail) if fails else call)
+
+    plain = TorchGroup.begin
+    return mock.patch.object(TorchGroup, "begin", begin)
+
+
+def a_bucket_fails() -> list[str]:
+    """What steps say in which, and after which, the backend fails in the second bucket."""
     said = []
-    with stand_in_gpu() as settings, joined(**settings, fusion_bytes=256):
+    with joined(**TORCH, fusion_bytes=256):
         model, optimizer = _wrapped()
         for _ in range(5):
             _step(model, optimizer)
-        statistics = optimizer._hvdkit.strategy.statistics
-        seconds = statistics.busy_s, statistics.exposed_s
-        ask_to_fail("ncclAllReduce", 2, after=1)
-        for call in (_step, _step, lambda *_: optimizer.step()):
-            with pytest.raises(TransportError) as failed:
-                call(model, optimizer)
-            said.append(str(failed.value))
-    return said, *seconds
+        with fail_in_begin(1, range(2)):
+            for call in (_step, _step, lambda *_: optimizer.step()):
+                with pytest.raises(TransportError) as failed:
+                    call(model, optimizer)
+                said.append(str(failed.value))
+    return said
 
 
-def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones() -> None:
-    for rank, (said, busy_s, exposed_s) in enumerate(run_ranks(2, a_bucket_fails)):
-        where = f"rank {rank} on {socket.gethostname()}, GPU 0"
-        assert f"ncclAllReduce failed on {where}: unhandled system error" in said[0], said[0]
-        assert f"NCCL's operations on {where} were ended" in said[0] and set(said) == {said[0]}
-        assert 0.0 < exposed_s < busy_s, "times of the GPU"
+def test_a_failure_of_the_backend_is_raised_by_this_step_and_later_ones() -> None:
+    for rank, said in enumerate(run_ranks(2, a_bucket_fails)):
+        where = f"rank {rank} on {socket.gethostname()}, CPU"
+        assert "GLOO failed in an allreduce of optimizer" in said[0], said[0]
+        assert f"on {where}: unhandled system error." in said[0]
+        assert f"The operations of GLOO on {where} were ended" in said[0] and set(said) == {said[0]}
 
 
 def one_rank_fails() -> str:
-    with stand_in_gpu() as settings, joined(**settings):
+    with joined(**TORCH):
         model, optimizer = _wrapped()
         _step(model, optimizer)
-        if hvd.rank() == 0:
-            ask_to_fail("ncclAllReduce", 2)
-        with pytest.raises(TransportError) as failed:
+        with fail_in_begin(0, [0]), pytest.raises(TransportError) as failed:
             while True:
                 _step(model, optimizer)
         runtime.shutdown(idle=False)  # as elastic.run() does then
@@ -293,24 +296,21 @@ def one_rank_fails() -> str:
 
 @pytest.mark.slow
 def test_the_others_hear_of_a_failure_when_the_rank_leaves() -> None:
-    first, second = run_ranks(2, one_rank_fails, fresh=True)
-    assert first.startswith("TransportError: ncclAllReduce failed on rank 0") and second.startswith("RankLostError")
+    first, *others = run_ranks(3, one_rank_fails, fresh=True)
+    assert first.startswith("TransportError: GLOO failed in an allreduce")
+    assert all(other.startswith("RankLostError") for other in others)
 
 
 def in_order() -> list[tuple[str, int]]:
-    """The communicators of operations, as this rank issues them: two optimizers in one backward, and named ones."""
+    """The groups of operations, as this rank begins them: two optimizers in one backward, and named ones."""
     issued: list[tuple[str, int]] = []
 
-    def enqueue(group: DeviceGroup, *arguments: Any) -> None:
+    def begin(group: TorchGroup, call: Call) -> Any:
         issued.append((group.name, group.size))
-        plain(group, *arguments)
+        return plain(group, call)
 
-    plain = DeviceGroup.enqueue
-    with (
-        stand_in_gpu() as settings,
-        joined(**settings, fusion_bytes=256),
-        mock.patch.object(DeviceGroup, "enqueue", enqueue),
-    ):
+    plain = TorchGroup.begin
+    with joined(**TORCH, fusion_bytes=256), mock.patch.object(TorchGroup, "begin", begin):
         pair = hvd.add_process_set([0, 2])
         (one, first), (two, second) = _wrapped(), _wrapped()
         norm = hvd.SyncBatchNorm(12).train()
@@ -327,78 +327,77 @@ def in_order() -> list[tuple[str, int]]:
     return issued
 
 
-def test_operations_of_several_communicators_are_issued_in_one_order() -> None:
-    first, second, third = run_ranks(3, in_order, env={"STAND_IN_PAUSE_US": "300"})
+def test_operations_of_several_groups_are_issued_in_one_order() -> None:
+    first, second, third = run_ranks(3, in_order)
     assert first == third and second == [each for each in first if each[1] == 3]
     assert len(set(first)) == 4 and len({each for each in first if each[0].startswith("optimizer")}) == 2
 
 
 def test_a_capture_in_a_cuda_graph_is_refused_with_the_reason() -> None:
     with (
-        mock.patch.object(torch.cuda, "current_stream", lambda _: mock.Mock(cuda_stream=5)),
+        mock.patch.object(torch.cuda, "current_stream", lambda _: "a stream"),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", side_effect=[False, True]),
     ):
-        assert gpu.current_stream(0) == 5
+        accelerator = Accelerator(torch.device("cuda", 0))
+        assert accelerator.current_stream() == "a stream"
         with pytest.raises(HorovodInternalError, match=r"while a CUDA graph is being captured.*synchronize"):
-            gpu.current_stream(0)
+            accelerator.current_stream()
 
 
 def test_memory_of_a_released_gradient_is_used_again_after_the_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[tuple[list[Any], int]] = []
-    monkeypatch.setattr(gpu, "record_use", lambda tensors, index: used.append((tensors, index)))
+    used: list[tuple[torch.device, list[Any]]] = []
+    monkeypatch.setattr(Accelerator, "record_use", lambda self, tensors: used.append((self.device, tensors)))
     source = TorchSource([("w", torch.nn.Parameter(torch.ones(2)))], {})
-    gradient = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=3))
+    device = torch.device("cuda", 3)
+    gradient = SimpleNamespace(is_cpu=False, device=device)
     source.parameters = [SimpleNamespace(grad=gradient)]  # type: ignore[list-item]
     source.release(0)
-    assert used == [([gradient], 3)] and source.parameters[0].grad is None
+    assert used == [(device, [gradient])] and source.parameters[0].grad is None
 
 
 def test_slow_operations_name_those_beside_them() -> None:
-    group, other = (mock.Mock(spec=DeviceGroup, where="rank 0 on node1, GPU 0") for _ in range(2))
-    group.name, other.name = "optimizer.1", "the common communicator"
+    group, other = (mock.Mock(spec=TorchGroup, where="rank 0 on node1, GPU 0") for _ in range(2))
+    group.name, other.name = "optimizer.1", "the common process group"
     assert "different orders" not in describe_slow(group, [], 61.2)
     text = describe_slow(group, [other], 61.2)
     assert "of optimizer.1 on rank 0 on node1, GPU 0 have been under way for 61 s" in text
-    assert "Those of the common communicator are under way on this GPU too" in text and "different orders" in text
+    assert "Those of the common process group are under way on this GPU too" in text and "different orders" in text
 
 
-OWN = [Finding("", "node1", "a", 0, (2, 29, 7)), Finding("", "node1", "b", 1, (2, 29, 7))]
+OWN = [
+    Finding("", "node1", "a", "GPU 0", "nccl", (2, 29, 7)),
+    Finding("", "node1", "b", "GPU 1", "nccl", (2, 29, 7)),
+]
 
 
 @pytest.mark.parametrize(
     "change, problem",
     [
         (OWN[1], ""),
-        (Finding("", "node2", "b", 0, (2, 29, 9)), ""),
+        (Finding("", "node2", "b", "GPU 0", "nccl", (2, 29, 9)), ""),
         (
-            Finding("", "node2", "b", 0, (2, 28, 3)),
+            Finding("", "node2", "b", "GPU 0", "nccl", (2, 28, 3)),
             "rank 0 on node1 has NCCL 2.29.7 and rank 1 on node2 has NCCL 2.28.3",
         ),
-        (Finding("", "node1", "a", 0, (2, 29, 7)), "ranks 0 and 1 on node1 use the same GPU"),
-        (Finding("", "node1", "a", 0, (2, 29, 7), True), ""),
-        (Finding("no libcuda", "node2"), "rank 1 on node2: no libcuda"),
-        (Finding("", "node2"), "rank 1 on node2: its tensors are not all on one GPU"),
+        (Finding("", "node1", "a", "GPU 0", "nccl", (2, 29, 7)), "ranks 0 and 1 on node1 use the same GPU"),
+        (Finding("", "node1", "a", "GPU 0", "nccl", (2, 29, 7), True), ""),
+        (Finding("this torch has no NCCL", "node2"), "rank 1 on node2: this torch has no NCCL"),
+        (Finding("", "node2"), "rank 1 on node2: its tensors are not all on one device"),
+        (Finding("", "node2", "c", "GPU 0", "xccl"), "has tensors on GPU 0 for nccl and rank 1 on node2 .* xccl"),
     ],
 )
-def test_what_keeps_ranks_from_nccl(change: Finding, problem: str) -> None:
-    found = find_problem([OWN[0], change])
+def test_what_keeps_ranks_from_a_process_group(change: Finding, problem: str) -> None:
+    found = find_problem([OWN[0], change], "auto")
     assert bool(found) == bool(problem) and re.search(problem, found)
 
 
 def refuse() -> str:
-    with stand_in_gpu() as settings:
-        os.environ["STAND_IN_SHARED_GPU"] = "1"
-        try:
-            with joined(**settings), pytest.raises(TransportError) as caught:
-                model = torch.nn.Linear(2, 2)
-                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-                model(torch.ones(1, 2)).sum().backward()
-                optimizer.step()
-        finally:
-            del os.environ["STAND_IN_SHARED_GPU"]
+    with joined(**TORCH), pytest.raises(TransportError) as caught:
+        device = torch.device("cpu") if hvd.rank() else None
+        open_group(runtime.runtime("the test").transport, device, DeviceSettings("torch"))
     return str(caught.value)
 
 
-def test_two_ranks_on_one_gpu_are_refused_where_nccl_was_asked_for() -> None:
-    for message in run_ranks(2, refuse, fresh=True):
-        assert "device_transport=nccl" in message and "hvdrun --share-gpus" in message
+def test_a_rank_whose_tensors_are_on_several_devices_is_refused_on_all_ranks() -> None:
+    for message in run_ranks(3, refuse):
+        assert "device_transport=torch" in message and "rank 0 " in message and "not all on one device" in message

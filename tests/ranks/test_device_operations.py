@@ -1,4 +1,4 @@
-"""Named operations on tensors of GPUs, over a stand-in for CUDA and NCCL in host memory: nothing here ran on a GPU."""
+"""Named operations by process groups of torch: Gloo's on the CPU, with the code that runs those of GPUs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from unittest import mock
 
 import pytest
 import torch
-from gpu_world import stand_in_gpu
+from device_world import TORCH
 from ranks import RanksFailedError, run_ranks
-from stand_in import find_compiler, stand_in_path, synchronizations
 from torch_world import joined
 
 import hvdkit.torch as hvd
 from hvdkit.errors import HorovodInternalError, RanksDisagreeError
 from hvdkit.torch import collective as module
-from hvdkit.torch import gpu
+from hvdkit.torch.device import operations
 
 pytestmark = [
     pytest.mark.ranks,
-    pytest.mark.native("Horovod's core has NCCL of its own"),
-    pytest.mark.skipif(find_compiler() is None, reason="no C compiler for the stand-in; run: apt-get install gcc"),
+    pytest.mark.native("Horovod's core reduces tensors by itself"),
 ]
 
 _FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -31,7 +29,7 @@ _ON_DEVICE = [*_FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch
 
 
 def _no_host_copy(_: torch.Tensor) -> torch.Tensor:
-    raise AssertionError("a tensor of the GPU was copied to the host")
+    raise AssertionError("a tensor was copied to host memory")
 
 
 def _same(result: torch.Tensor, expected: Any) -> None:
@@ -40,10 +38,9 @@ def _same(result: torch.Tensor, expected: Any) -> None:
 
 
 def _kinds() -> None:
-    """Every kind, without a copy to the host and without a wait of the host for the device."""
-    with stand_in_gpu() as settings, joined(**settings), mock.patch.object(module, "to_host", _no_host_copy):
-        rank, size, before = hvd.rank(), hvd.size(), synchronizations()
-        assert "NCCL" not in hvd.describe()
+    """Every kind, without a copy to host memory."""
+    with joined(**TORCH), mock.patch.object(module, "to_host", _no_host_copy):
+        rank, size = hvd.rank(), hvd.size()
         everyone = list(range(1, size + 1))
         for dtype in _ON_DEVICE:
             x = torch.full((2, 3), rank + 1, dtype=dtype)
@@ -81,8 +78,6 @@ def _kinds() -> None:
         (hvd.allreduce(z, op=hvd.Sum) * (rank + 1)).sum().backward()
         assert z.grad is not None
         _same(z.grad, sum(everyone))
-        assert synchronizations() == before
-        assert " for GPUs, torch " in hvd.describe()
 
 
 @pytest.mark.slow
@@ -91,26 +86,26 @@ def test_all_kinds_stay_on_the_device() -> None:
 
 
 def _hosts_work() -> None:
-    """What NCCL cannot do, and what it is not to do."""
-    with stand_in_gpu() as settings, joined(**settings):
+    """Operations that no process group can do, and those of ranks whose devices cannot be used together."""
+    with joined(**TORCH):
         x = torch.full((3,), 2 * hvd.rank() + 1, dtype=torch.int32)
-        _same(hvd.allreduce(x), 2)
-        _same(hvd.allreduce(x.short(), op=hvd.Sum), 4)
-        _same(hvd.allreduce(x.double(), op=hvd.Max, postscale_factor=2.0), 6)
-    with stand_in_gpu() as settings, joined(**{**settings, "device_transport": "auto", "nccl_library": "/no/nccl"}):
+        _same(hvd.allreduce(x), 3)
+        _same(hvd.allreduce(x.short(), op=hvd.Sum), 9)
+        _same(hvd.allreduce(x.double(), op=hvd.Max, postscale_factor=2.0), 10)
+    with joined(**TORCH), mock.patch.object(operations, "open_group", lambda *_: None):
         x = torch.full((2, 2), float(hvd.rank()))
-        _same(hvd.allreduce_(x, op=hvd.Sum), 1)
-        _same(x, 1)
-        _same(hvd.allgather(x), 1)
-        _same(hvd.broadcast(x * hvd.rank(), 1), 1)
+        _same(hvd.allreduce_(x, op=hvd.Sum), 3)
+        _same(x, 3)
+        _same(hvd.allgather(x), 3)
+        _same(hvd.broadcast(x * hvd.rank(), 1), 3)
 
 
-def test_what_nccl_cannot_do_goes_through_the_host() -> None:
-    run_ranks(2, _hosts_work)
+def test_operations_that_no_process_group_can_do_go_through_the_host() -> None:
+    run_ranks(3, _hosts_work)
 
 
 def _set_and_join() -> None:
-    with stand_in_gpu() as settings, joined(**settings):
+    with joined(**TORCH):
         rank, pair = hvd.rank(), hvd.add_process_set([0, 2])
         if rank != 1:
             _same(hvd.allreduce(torch.full((4,), float(rank)), process_set=pair), 1)
@@ -134,7 +129,7 @@ def _norm() -> None:
     whole = torch.randn(6, 4)
     plain = torch.nn.BatchNorm1d(4).train()
     expected = plain(whole)
-    with stand_in_gpu() as settings, joined(**settings), mock.patch.object(module, "to_host", _no_host_copy):
+    with joined(**TORCH), mock.patch.object(module, "to_host", _no_host_copy):
         part = slice(3 * hvd.rank(), 3 * hvd.rank() + 3)
         mine = whole[part].clone().requires_grad_()
         result = hvd.SyncBatchNorm(4).train()(mine)
@@ -147,9 +142,11 @@ def test_sync_batch_norm_stays_on_the_device() -> None:
 
 
 def _disagree() -> None:
-    with stand_in_gpu() as settings, joined(**settings):
-        with mock.patch.object(gpu, "is_on_host", lambda _: hvd.rank() == 1):
-            with pytest.raises(RanksDisagreeError, match=r"about the device: rank 0 .*has cuda, rank 1 .*has cpu"):
+    with joined(**TORCH):
+        with mock.patch.object(operations, "stays_on_host", lambda _: hvd.rank() == 1):
+            with pytest.raises(
+                RanksDisagreeError, match=r"about the device: rank 0 .*has cpu \(torch\), rank 1 .*has cpu"
+            ):
                 hvd.allreduce(torch.ones(3))
             with pytest.raises(RanksDisagreeError, match="device"):
                 hvd.allgather(torch.ones(3))
@@ -161,7 +158,7 @@ def test_ranks_that_disagree_about_the_device_are_told() -> None:
 
 
 def _killed() -> float:
-    with stand_in_gpu() as settings, joined(**settings):
+    with joined(**TORCH):
         hvd.allreduce(torch.ones(3))
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -174,7 +171,6 @@ def _killed() -> float:
 
 @pytest.mark.slow
 def test_a_killed_rank_is_an_error_on_the_other() -> None:
-    stand_in_path()
     with pytest.raises(RanksFailedError) as failed:
         run_ranks(2, _killed, fresh=True, timeout=60)
     assert "raised after" in failed.value.tracebacks.get(0, ""), failed.value

@@ -1,4 +1,4 @@
-"""Keras on JAX and PyTorch over a stand-in for CUDA and NCCL in host memory: nothing here ran on a GPU."""
+"""Keras on JAX over a stand-in for CUDA and NCCL in host memory: nothing here ran on a GPU."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ def test_compression_on_jax_costs_no_more_than_its_bits(compression: str, tolera
     run_check(3, "jax", "keras_gpu:train", {}, tolerance, compression)
 
 
-@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
-def test_profile_and_timeline_have_the_gpus_times(backend: str, tmp_path: Path) -> None:
-    run_check(2, backend, "keras_gpu:record", str(tmp_path))
+def test_profile_and_timeline_have_the_gpus_times(tmp_path: Path) -> None:
+    run_check(2, "jax", "keras_gpu:record", str(tmp_path))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones(backend: str) -> None:
-    run_check(2, backend, "keras_gpu:nccl_fails")
+def test_a_failure_of_nccl_is_raised_by_this_step_and_later_ones() -> None:
+    run_check(2, "jax", "keras_gpu:nccl_fails")
 
 
 @pytest.mark.slow
@@ -56,8 +54,3 @@ def test_buckets_on_jax_are_started_by_calls_of_their_own_and_waited_for_by_the_
 @pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded", "moved", "interrupted"])
 def test_in_particular_on_jax(check: str) -> None:
     run_check(2, "jax", f"keras_gpu:{check}")
-
-
-@pytest.mark.slow
-def test_keras_on_torch_goes_the_way_of_torch() -> None:
-    run_check(2, "torch", "keras_gpu:train", {})

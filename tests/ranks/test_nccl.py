@@ -9,12 +9,12 @@ from pathlib import Path
 
 import nccl_checks
 import pytest
-from host_device import HostDevice
 from pipe_ranks import run_piped
 from ranks import run_ranks
 from stand_in import ask_to_fail, find_compiler, stand_in_path
 
 from hvdkit.errors import MissingDependencyError, TransportError
+from hvdkit.torch.device.host import HostDevice
 from hvdkit.transport.api import Transport
 from hvdkit.transport.cuda import CudaDevice, CudaError, Driver, load_driver
 from hvdkit.transport.nccl.library import Library, _mapped, find_library

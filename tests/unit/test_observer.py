@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from host_device import HostDevice, HostEvent
 
 from hvdkit.engine.observe.device_clock import READINGS, DeviceClock
 from hvdkit.engine.observe.observer import DRAINED, FILL, FILLED, REDUCED, STARTED, WAIT, PlanObserver
@@ -18,6 +17,7 @@ from hvdkit.engine.observe.stragglers import Window
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.observe.totals import COUNTER
 from hvdkit.engine.planned.on_device import Streams
+from hvdkit.torch.device.host import HostDevice, HostEvent
 from hvdkit.transport.device import Event
 
 FACTS = PlanFacts("optimizer.1", (0, 1), (8, 8), (8, 8), ("w", "b"), threaded=False)

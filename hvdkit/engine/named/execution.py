@@ -96,6 +96,10 @@ class Devices(Protocol):
     so that ranks with these tensors in host memory get an error, and registers its Devices with on_device().
     """
 
+    @property
+    def label(self) -> str:
+        """The name of the library that runs the operations, in capitals, for the timeline: "NCCL", for example."""
+
     def open(self, operations: Sequence[Operation]) -> bool:
         """Can the ranks run these operations on the GPUs? If not, they use host memory. Collective at the first call.
 
@@ -174,7 +178,7 @@ class Executor:
         if self._devices.open(operations):
             for each, operation in zip(ready, operations, strict=True):
                 operation.rows = each.rows
-            with self._timeline.span(f"NCCL_{ready[0].request.kind.upper()}", operations):
+            with self._timeline.span(f"{self._devices.label}_{ready[0].request.kind.upper()}", operations):
                 self._devices.run(ready, operations)
             return
         ready = [each._replace(request=each.request.at("cpu")) for each in ready]

@@ -83,11 +83,11 @@ class OperationRequest:
 
     @functools.cached_property
     def device(self) -> str:
-        """The device of the tensors that are passed to the engine: "cpu" or "cuda"."""
+        """The device of the tensors that are passed to the engine: "cpu", or the adapter's word for another one."""
         return self.option(DEVICE) or "cpu"
 
     def at(self, device: str) -> OperationRequest:
-        """Return the same request for tensors on another device, "cpu" or "cuda"."""
+        """Return the same request for tensors on another device; see `device`."""
         options = tuple(option for option in self.options if option[0] != DEVICE)
         return dataclasses.replace(self, options=options if device == "cpu" else (*options, (DEVICE, device)))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import HvdkitError
 from hvdkit.log import logger
-from hvdkit.transport.device import Device, Event
+from hvdkit.transport.device import Device, Event, Stream
 
 _SETTLE_S = 10.0
 _POLL_S = 0.001
@@ -26,7 +26,7 @@ class DeviceClock:
     One thread at a time may call it, except read(), which another thread may call.
     """
 
-    def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
+    def __init__(self, device: Device, current_stream: Callable[[], Stream]) -> None:
         self._device, self._current_stream = device, current_stream
         self._known: tuple[Event, float] | None = None
         #: Number of times that the clock has been set.

@@ -11,7 +11,7 @@ from hvdkit.engine.observe.recording import PlanFacts
 from hvdkit.engine.observe.timeline import Timeline
 from hvdkit.engine.planned.plan import Plan, TensorSpec
 from hvdkit.engine.planned.reducer import Statistics
-from hvdkit.transport.device import Device
+from hvdkit.transport.device import Device, Stream
 
 
 class DeviceRounds:
@@ -44,7 +44,8 @@ class DeviceRounds:
         sent_bytes: Sequence[int],
     ) -> None:
         self._statistics, self._nbytes, self._sent_bytes = statistics, sum(nbytes), sum(sent_bytes)
-        self._number = self._stream = 0
+        self._number = 0
+        self._stream: Stream = 0
         self._buckets = range(len(buckets))
         engine = group.engine
         members = [[tensors[index] for index in bucket] for bucket in buckets]
@@ -55,7 +56,7 @@ class DeviceRounds:
         self._observer = PlanObserver(facts, names, timeline, engine.report_window, clock, statistics.add_seconds)
         statistics.waited_s = None
 
-    def start(self, bucket: int, stream: int, enqueue: Callable[[], None]) -> None:
+    def start(self, bucket: int, stream: Stream, enqueue: Callable[[], None]) -> None:
         """Call `enqueue`, which enqueues a bucket's reduction behind the work of `stream`; the first begins a round."""
         self._stream, event = stream, self._observer.event
         event(FILL, bucket)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvdkit.engine.observe.device_clock import DeviceClock
-from hvdkit.transport.device import Device
+from hvdkit.transport.device import Device, Stream
 
 
 class Streams:
@@ -16,9 +16,9 @@ class Streams:
     into a bucket, must begin after all of them. current_stream: returns the current stream of the calling thread.
     """
 
-    def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
+    def __init__(self, device: Device, current_stream: Callable[[], Stream]) -> None:
         self._device, self._current_stream = device, current_stream
-        self._written: set[int] = set()
+        self._written: set[Stream] = set()
 
     def note(self) -> None:
         """Record that a gradient was written on the current stream."""

@@ -15,7 +15,7 @@ from hvdkit.engine.sharding.bucket_memory import BucketMemory
 from hvdkit.engine.sharding.scatter import ScatterGradients
 from hvdkit.engine.sharding.strategy import ZeroStrategy
 from hvdkit.engine.strategy import Parameters
-from hvdkit.torch.device_gradients import find_device_memory
+from hvdkit.torch.device.gradients import find_device_memory
 from hvdkit.torch.layout import Named, strides_of
 from hvdkit.torch.optimizer_mixin import DistributedOptimizerMixin
 from hvdkit.torch.sharding.elementwise import check_elementwise

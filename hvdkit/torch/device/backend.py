@@ -1,0 +1,116 @@
+"""The backend of torch.distributed for a type of device, made without a group of the script.
+
+The arguments of the constructors were read in torch 2.4 to 2.13. ProcessGroupGloo and a plug-in have run; the others
+have not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvdkit.errors import TransportError
+
+#: Of connections and calls. hvdkit ends waits for lost ranks by itself, so no timeout of a backend may end them before.
+FOR_EVER = timedelta(days=3650)
+#: ProcessGroupNCCL reads these in its constructor. Its watchdog would end the process at an error of the network,
+#: before hvdkit can name the rank that was lost, and so would the monitor of the watchdog. 2: abort communicators only.
+NCCL_VARIABLES = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+}
+_GLOO_THREADS = 2
+
+
+def choose_backend(device_type: str) -> str:
+    """Return the name of the backend that torch.distributed has for a type of device.
+
+    "gloo" is for tensors of the CPU only: hvdkit's own transports move host memory faster.
+    Raises TransportError, with the cure, if there is none.
+    """
+    if not dist.is_available():
+        raise TransportError("this torch was built without torch.distributed; install a wheel from pytorch.org or PyPI")
+    name = dist.Backend.default_device_backend_map.get(device_type, "")
+    built = {
+        "gloo": dist.is_gloo_available,
+        "nccl": dist.is_nccl_available,
+        "xccl": getattr(dist, "is_xccl_available", lambda: False),
+    }
+    if not name or (name == "gloo" and device_type != "cpu"):
+        raise TransportError(
+            f"torch.distributed has no backend for tensors on {device_type!r}; import the package that registers one"
+        )
+    if name in built and not built[name]():
+        raise TransportError(
+            f"this torch has no {name.upper()} for tensors on {device_type!r}; install a build of torch with it"
+        )
+    if name not in built and name.upper() not in dist.Backend._plugins:
+        raise TransportError(
+            f"the backend {name!r} for tensors on {device_type!r} is not registered with torch.distributed"
+        )
+    return name
+
+
+def make_backend(name: str, store: Any, rank: int, size: int, device: torch.device, *, one_host: bool) -> Any:
+    """Make the bare backend object; collective among the ranks of the store.
+
+    name: of choose_backend().
+    store: of torch.
+    rank: this process's number in the group.
+    size: number of ranks.
+    device: of this rank's tensors.
+    one_host: all ranks are on this host.
+    Raises RuntimeError, as the backend does.
+    """
+    if name == "gloo":
+        options: Any = getattr(dist.ProcessGroupGloo, "_Options")()  # noqa: B009  private
+        options._devices = [_gloo_device(one_host)]
+        options._threads, options._timeout = _GLOO_THREADS, FOR_EVER
+        return dist.ProcessGroupGloo(store, rank, size, options)
+    if name in ("nccl", "xccl"):
+        kind = getattr(dist, f"ProcessGroup{name.upper()}")
+        options = kind.Options()
+        options._timeout = FOR_EVER
+        if hasattr(options, "is_high_priority_stream"):
+            options.is_high_priority_stream = True
+        with set_unless_given(NCCL_VARIABLES):
+            backend = kind(store, rank, size, options)
+        if hasattr(backend, "eager_connect_single_device"):
+            backend.eager_connect_single_device(
+                device
+            )  # else the first collective would connect, with no one at the store
+        return backend
+    creator, extended = dist.Backend._plugins[name.upper()][:2]
+    if not extended:
+        return creator(store, rank, size, FOR_EVER)
+    options = getattr(dist.distributed_c10d, "_DistributedBackendOptions")()  # noqa: B009  private, and not exported
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, FOR_EVER
+    options.group_id, options.global_ranks_in_group = "hvdkit", list(range(size))
+    return creator(options, None)
+
+
+@functools.cache
+def _gloo_device(one_host: bool) -> Any:
+    gloo = dist.ProcessGroupGloo
+    return gloo.create_device(hostname="127.0.0.1") if one_host else gloo.create_default_device()
+
+
+@contextmanager
+def set_unless_given(variables: dict[str, str]) -> Iterator[None]:
+    """Return a context with these environment variables, except those that the user has set."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

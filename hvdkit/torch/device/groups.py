@@ -1,0 +1,154 @@
+"""The process groups of this process: one for a transport and its ranks' devices, made by all ranks at the first use.
+
+A thread checks the groups with operations in progress, because the host does not wait for these operations.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import socket
+from dataclasses import dataclass
+
+import torch
+
+from hvdkit.config import Config
+from hvdkit.errors import HvdkitError, TransportError
+from hvdkit.log import logger
+from hvdkit.torch.device.accelerator import Accelerator, built_for, identify
+from hvdkit.torch.device.backend import choose_backend
+from hvdkit.torch.device.choice import Finding, find_problem
+from hvdkit.torch.device.group import TorchGroup
+from hvdkit.transport.api import Transport
+from hvdkit.transport.group_watch import GroupWatch
+from hvdkit.transport.small_collectives import allgather_object
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """The settings for reductions of device memory.
+
+    wish: "torch" for torch's process groups, also on the CPU; "nccl" for those of NCCL; "auto" for those of an
+    accelerator where possible; "host" for reductions in the host's memory.
+    shares: the ranks were started to share GPUs.
+    """
+
+    wish: str = "auto"
+    shares: bool = False
+
+
+def device_settings(config: Config) -> DeviceSettings:
+    """Return the user's configuration for reductions in device memory."""
+    return DeviceSettings(config.device_transport, config.share_gpus)
+
+
+def may_open(config: Config) -> bool:
+    """Return whether the ranks may have tensors for a process group; equal on all ranks of a job."""
+    return config.device_transport == "torch" or (config.device_transport != "host" and bool(built_for()))
+
+
+_TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
+#: The groups by transport, devices of its ranks, and name.
+_groups: dict[tuple[Transport, tuple[str, ...], str], TorchGroup] = {}
+_watch: GroupWatch[TorchGroup] = GroupWatch("hvdkit-torch-groups")
+
+
+def open_group(
+    transport: Transport, device: torch.device | None, settings: DeviceSettings, name: str = ""
+) -> TorchGroup | None:
+    """Return the process group of a transport's ranks, or None for the host's memory; collective.
+
+    The first call with these devices makes it.
+    transport: of the ranks, in host memory.
+    device: of this rank's tensors; None if they are not on one device.
+    settings: equal on all ranks.
+    name: the owner of the operations; "" for those of all owners without a name.
+    Raises TransportError on all ranks, with the cause, if a process group was requested and cannot be used.
+    """
+    if settings.wish == "host":
+        return None
+    finding = _look(device, settings)
+    findings: list[Finding] = allgather_object(transport, finding)
+    if not any(each.device or each.problem for each in findings):
+        return None
+    problem = find_problem(findings, settings.wish)
+    if problem and settings.wish != "auto":
+        raise TransportError(
+            f"device_transport={settings.wish}: a process group of torch cannot be used. The cause is {problem}"
+        )
+    if problem:
+        if transport.rank == 0:
+            logger.warning("Tensors of GPUs go through the host's memory. The cause is %s", problem)
+        return None
+    assert device is not None
+    # The key has all ranks' devices, so that all ranks find or all make a group, even if one rank changes its device.
+    key = (transport, tuple(each.device for each in findings), name)
+    if key not in _groups:
+        where = f"rank {transport.rank} on {finding.host}, {finding.name}"
+        one_host = len({each.host for each in findings}) == 1
+        _groups[key] = TorchGroup(
+            transport,
+            Accelerator(device),
+            finding.backend,
+            where,
+            name or "the common process group",
+            one_host=one_host,
+            timeout_s=_TIMEOUT_S,
+        )
+        _watch.add(_groups[key])
+    return _groups[key]
+
+
+def _look(device: torch.device | None, settings: DeviceSettings) -> Finding:
+    host = socket.gethostname()
+    if device is None or (device.type == "cpu" and settings.wish == "auto"):
+        return Finding("", host)
+    try:
+        backend = choose_backend(device.type)
+    except HvdkitError as error:
+        return Finding(str(error), host)
+    return Finding("", host, identify(device), _name(device), backend, _version(backend), settings.shares)
+
+
+def _name(device: torch.device) -> str:
+    return "CPU" if device.type == "cpu" else f"GPU {device.index}"
+
+
+def _version(backend: str) -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version()) if backend == "nccl" else ()
+
+
+def opened_device() -> torch.device | None:
+    """Return the device of this process's open groups; None if there is no group, or several devices."""
+    devices = {group.accelerator.device for group in tuple(_groups.values())}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def opened_version() -> tuple[int, int, int] | None:
+    """Return the version of NCCL if this process has an open group of it, else None."""
+    if any(group.kind == "nccl" for group in tuple(_groups.values())):
+        major, minor, patch = _version("nccl")
+        return major, minor, patch
+    return None
+
+
+def wait_for_groups(timeout_s: float = math.inf) -> None:
+    """Wait for all operations of the groups, and raise their errors; not collective."""
+    for group in tuple(_groups.values()):  # an engine may open one meanwhile
+        group.wait_for_stream(timeout_s)
+
+
+def close_groups() -> None:
+    """Close all groups; collective, unless ranks are lost. Called when the process leaves the world."""
+    for group in tuple(_groups.values()):
+        group.close()
+    _groups.clear()
+
+
+@atexit.register
+def _end() -> None:
+    """Free the groups before Python ends: a thread of Gloo that uses Python later kills the process by SIGABRT."""
+    for group in tuple(_groups.values()):
+        with contextlib.suppress(Exception):
+            group.leave()
