@@ -18,16 +18,18 @@ from hvdkit.engine.sharding.whole_state import RangeState, gather_state
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.layout import strides_of
+from hvdkit.torch.sharding.elementwise import find_entries
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
 from hvdkit.torch.sharding.slices import Slice, make_slice
-from hvdkit.torch.sharding.state import Layout, State, cut_state, from_buffers, to_buffers
+from hvdkit.torch.sharding.state import Layout, State, cut_state, find_flaw, from_buffers, to_buffers
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
 #: The key of a parameter's float32 values in its state.
 MASTER = "master_weight"
 _GRADIENT = "gradient"  # a key of the state, while parameters are divided anew
+_LOAD_WHOLE = "Load what state_dict() of an optimizer of the same class and parameters has returned."
 
 
 class TorchOptimizerShards:
@@ -176,17 +178,24 @@ class TorchOptimizerShards:
     def load_state_dict(self, own: Callable[[dict[str, Any]], None], state: Mapping[str, Any]) -> None:
         """Load a whole state; not collective, but all ranks load the same, or broadcast_optimizer_state() follows.
 
-        own: load_state_dict() of the optimizer's class. Raises ValueError for a state of other parameters.
+        own: load_state_dict() of the optimizer's class. Raises ValueError, the same on all ranks that load it, for a
+        damaged state or one of other parameters; nothing is changed then.
         """
-        groups = state["param_groups"]
+        groups = _checked_groups(state)
         sizes, saved = ([len(group["params"]) for group in some] for some in (self._inner.param_groups, groups))
         if sizes != saved:
             raise ValueError(
                 f"load_state_dict(): the optimizer has parameter groups of {sizes} parameters, but the state has "
-                f"groups of {saved}. Load the state of an optimizer of the same parameters."
+                f"groups of {saved}. {_LOAD_WHOLE}"
             )
         numbers = {key: number for number, key in enumerate(key for group in groups for key in group["params"])}
-        whole = {numbers[key]: self._checked(numbers[key], entries) for key, entries in state["state"].items()}
+        if unknown := [key for key in state["state"] if key not in numbers]:
+            raise ValueError(
+                f"load_state_dict(): the state has entries of the parameters {unknown}, which are in none of its "
+                f"param_groups. {_LOAD_WHOLE}"
+            )
+        whole = {numbers[key]: entries for key, entries in state["state"].items()}
+        self._check_entries(whole, groups)
         self.load_options(own, groups)
         self._whole_state = {
             number: map_nested(entries, torch.Tensor, lambda value: value.detach().to("cpu", copy=True))
@@ -194,15 +203,25 @@ class TorchOptimizerShards:
         }
         self._set_state(self._whole_state)
 
-    def _checked(self, number: int, entries: State) -> State:
-        shape = self._parameters()[number].shape
-        for name, value in entries.items():
-            if isinstance(value, torch.Tensor) and name != "step" and value.numel() > 1 and value.shape != shape:
-                raise ValueError(
-                    f"load_state_dict(): the state has {name!r} of shape {list(value.shape)} for parameter {number}, "
-                    f"whose shape is {list(shape)}. Load the state of an optimizer of the same parameters."
-                )
-        return entries
+    def _check_entries(self, whole: Mapping[int, State], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError for an entry that is missing or does not fit. groups: of the state."""
+        inner = self._inner
+        number = 0
+        for group, saved in zip(inner.param_groups, groups, strict=True):
+            kinds = find_entries(inner, {**group, **saved})
+            for parameter in group["params"]:
+                entries = whole.get(number, {})
+                stepped = any(value is not None for name, value in entries.items() if name != MASTER)
+                expected = {**(kinds if stepped else {}), **({MASTER: "elementwise"} if MASTER in entries else {})}
+                if flaw := find_flaw(entries, tuple(parameter.shape), expected):
+                    raise ValueError(
+                        f"load_state_dict(): the state of {self._name(number, parameter)} {flaw}. {_LOAD_WHOLE}"
+                    )
+                number += 1
+
+    def _name(self, number: int, parameter: torch.nn.Parameter) -> str:
+        name = getattr(self._inner, "_parameter_names", {}).get(parameter)
+        return f"parameter {number}" + (f" ({name})" if name else "")
 
     def load_options(self, own: Callable[[dict[str, Any]], None], groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the learning rates and other options of the groups; the state stays. own: see load_state_dict()."""
@@ -262,6 +281,22 @@ class TorchOptimizerShards:
         """See OptimizerShards.gathered."""
         for one in self._all_slices():
             one.version = one.owner._version
+
+
+def _checked_groups(state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the param_groups of a state_dict(). Raises ValueError if it or one of them has not the keys it needs."""
+    if missing := [key for key in ("state", "param_groups") if key not in state]:
+        raise ValueError(
+            f"load_state_dict(): the state has no {missing[0]!r}; it has {', '.join(map(repr, state)) or 'no keys'}. "
+            f"{_LOAD_WHOLE}"
+        )
+    groups: Sequence[Mapping[str, Any]] = state["param_groups"]
+    for at, group in enumerate(groups):
+        if "params" not in group:
+            raise ValueError(
+                f"load_state_dict(): group {at} of the state's param_groups has no 'params'. {_LOAD_WHOLE}"
+            )
+    return groups
 
 
 def _layout_now(parameter: torch.Tensor) -> Layout:

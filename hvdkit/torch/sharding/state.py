@@ -68,6 +68,33 @@ def cut_state(state: State, layout: Layout, segment: TensorRange) -> dict[str, A
     return cut
 
 
+def find_flaw(state: State, shape: tuple[int, ...], kinds: Mapping[str, str]) -> str:
+    """Find why a parameter's whole state cannot be divided; "" if it can.
+
+    The answer is the same on all ranks, whichever elements they have.
+
+    shape: of the parameter.
+    kinds: of the entries that the optimizer needs, see find_entries(); empty if they are unknown.
+    """
+    present = {name: value for name, value in state.items() if value is not None}
+    for name, value in present.items():
+        kind = kinds.get(name, "")
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided:
+                return f"has {name!r} of the layout {value.layout} in place of a dense tensor"
+            if kind == "number" or name == "step":
+                if value.numel() != 1:
+                    return f"has {name!r} of shape {list(value.shape)} in place of one number"
+            elif tuple(value.shape) != shape and (kind == "elementwise" or value.numel() > 1):
+                return f"has {name!r} of shape {list(value.shape)} in place of {list(shape)}"
+        elif kind == "elementwise":
+            return f"has {name!r} of type {type(value).__name__} in place of a tensor of shape {list(shape)}"
+        elif kind == "number" and not isinstance(value, (int, float)):
+            return f"has {name!r} of type {type(value).__name__} in place of a number"
+    missing = [name for name in kinds if name not in present]
+    return f"has no {', '.join(map(repr, missing))}" if missing else ""
+
+
 def is_elementwise(name: str, value: Any, shape: tuple[int, ...]) -> bool:
     """Return whether an entry of a state has the tensor's elements; "step" is a counter, whatever its shape."""
     return isinstance(value, torch.Tensor) and name != "step" and tuple(value.shape) == shape
