@@ -86,11 +86,13 @@ class TorchOptimizerShards:
                     state[MASTER] = one.tensor.detach()
                 if gradients and isinstance(parameter.grad, ShardedGradient):
                     state[_GRADIENT] = one.received
-                if state:  # the plain optimizer has no state of parameters without a step
-                    ranges.append(RangeState(number, one.piece.offset, one.count, to_buffers(state, one.count)))
+                ranges.append(RangeState(number, one.piece.offset, one.count, to_buffers(state, one.count)))
         layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
         counts = [layout.count for layout in layouts]
-        whole = gather_state(transport, ranges, counts, wanted=root is None or root == transport.rank)
+        names = [self._name_of(parameter) for parameter in parameters]
+        divided = [number for number, parameter in enumerate(parameters) if parameter in self._layouts]
+        wanted = root is None or root == transport.rank
+        whole = gather_state(transport, ranges, counts, names, divided=divided, wanted=wanted)
         return {
             **{number: from_buffers(one, layouts[number]) for number, one in whole.items()},
             **self._undivided_state,
@@ -214,14 +216,14 @@ class TorchOptimizerShards:
                 stepped = any(value is not None for name, value in entries.items() if name != MASTER)
                 expected = {**(kinds if stepped else {}), **({MASTER: "elementwise"} if MASTER in entries else {})}
                 if flaw := find_flaw(entries, tuple(parameter.shape), expected):
-                    raise ValueError(
-                        f"load_state_dict(): the state of {self._name(number, parameter)} {flaw}. {_LOAD_WHOLE}"
-                    )
+                    name = self._name_of(parameter)
+                    which = f"parameter {number}" + (f" ({name})" if name else "")
+                    raise ValueError(f"load_state_dict(): the state of {which} {flaw}. {_LOAD_WHOLE}")
                 number += 1
 
-    def _name(self, number: int, parameter: torch.nn.Parameter) -> str:
-        name = getattr(self._inner, "_parameter_names", {}).get(parameter)
-        return f"parameter {number}" + (f" ({name})" if name else "")
+    def _name_of(self, parameter: torch.nn.Parameter) -> str:
+        name: str = getattr(self._inner, "_parameter_names", {}).get(parameter, "")
+        return name
 
     def load_options(self, own: Callable[[dict[str, Any]], None], groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the learning rates and other options of the groups; the state stays. own: see load_state_dict()."""
