@@ -163,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
     scheduler = KINDS[options.kind] if options.kind else load_scheduler(name)
     job = make_job(options)
     script = _write(name, scheduler, job)
-    problems = [] if options.scheduler == "k8s" else list(_check_files(job))
+    problems = list(_check_files(job)) if scheduler.sees_files else []
     if job.gpus and job.gpus != job.tasks_per_node:
         _say(f"warning: {job.tasks_per_node} ranks share the {job.gpus} GPUs of a node; usually each rank has one.")
     if options.dry_run:
