@@ -43,7 +43,7 @@ def load_entry_point(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # whatever a package raises at its import
-        raise _unusable(entry, f"{type(error).__name__}: {error}") from error
+        raise _unusable(entry, describe_error(error)) from error
 
 
 def load_checked(entry: EntryPoint, own: Collection[str], find_flaw: Callable[[str, Any], str]) -> Any:
@@ -70,6 +70,11 @@ def _unusable(entry: EntryPoint, why: str) -> HvdkitError:
 def load_entry_points(group: str, own: Collection[str], find_flaw: Callable[[str, Any], str]) -> dict[str, Any]:
     """Load and check the objects of a group, by name, in the order of the names. See load_checked()."""
     return {name: load_checked(entry, own, find_flaw) for name, entry in find_entry_points(group).items()}
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe a package's error in one line, whatever its text contains."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def name_package(entry: EntryPoint) -> str:
