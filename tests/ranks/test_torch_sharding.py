@@ -13,6 +13,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_world import Case, Weights, assert_alike, joined, train_here, train_on_ranks, weights
 
 import hvdkit.torch as hvd
@@ -512,7 +513,8 @@ def _load_damaged() -> dict[str, str]:
             optimizer.step()
             optimizer.zero_grad()
         whole = optimizer.state_dict()
-        found = {}
+        found, steps = {}, list[Any]()
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: steps.append(optimizer))
         for name, (damage, _) in DAMAGES.items():
             state = copy.deepcopy(whole)
             damage(state)
@@ -522,6 +524,8 @@ def _load_damaged() -> dict[str, str]:
             found[name] = str(error.value)
             _equal(optimizer.state_dict(), whole)
         optimizer.load_state_dict(whole)
+        hook.remove()
+        assert not steps, "to load is not to step"
         return found
 
 

@@ -72,7 +72,7 @@ def _run(
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
-        type(trial).step(trial)
+        _step(trial)
     return [parameter.detach() for parameter in parameters]
 
 
@@ -90,6 +90,14 @@ def _imitate(
     return trial
 
 
+def _step(trial: torch.optim.Optimizer) -> None:
+    """Step without torch's hooks for the steps of all optimizers, which may count them."""
+    step = type(trial).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    step(trial)
+
+
 def find_entries(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> dict[str, str]:
     """Find what an optimizer of this class keeps of a parameter, by a step on a small one.
 
@@ -102,7 +110,7 @@ def find_entries(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -
     parameter.grad = torch.ones(_SHAPE)
     try:
         trial = _imitate(optimizer, {**options, **on_host}, [parameter])
-        type(trial).step(trial)
+        _step(trial)
         state = dict(trial.state[parameter])
     except Exception:  # of any kind: it may be another library's code
         return {}
