@@ -22,7 +22,7 @@ from hvdkit.torch.sharding.elementwise import find_entries
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
 from hvdkit.torch.sharding.slices import Slice, make_slice
-from hvdkit.torch.sharding.state import Layout, State, cut_state, find_flaw, from_buffers, to_buffers
+from hvdkit.torch.sharding.state import Layout, State, cut_state, find_flaw, from_buffers, to_buffers, with_tensors
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
@@ -197,7 +197,7 @@ class TorchOptimizerShards:
                 f"param_groups. {_LOAD_WHOLE}"
             )
         whole = {numbers[key]: entries for key, entries in state["state"].items()}
-        self._check_entries(whole, groups)
+        whole = self._checked(whole, groups)
         self.load_options(own, groups)
         self._whole_state = {
             number: map_nested(entries, torch.Tensor, lambda value: value.detach().to("cpu", copy=True))
@@ -205,9 +205,12 @@ class TorchOptimizerShards:
         }
         self._set_state(self._whole_state)
 
-    def _check_entries(self, whole: Mapping[int, State], groups: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError for an entry that is missing or does not fit. groups: of the state."""
-        inner = self._inner
+    def _checked(self, whole: Mapping[int, State], groups: Sequence[Mapping[str, Any]]) -> dict[int, State]:
+        """Return the state as this version of the optimizer's class needs it. groups: of the state.
+
+        Raises ValueError for an entry that is missing or does not fit.
+        """
+        inner, checked = self._inner, dict[int, State]()
         number = 0
         for group, saved in zip(inner.param_groups, groups, strict=True):
             kinds = find_entries(inner, {**group, **saved})
@@ -219,7 +222,10 @@ class TorchOptimizerShards:
                     name = self._name_of(parameter)
                     which = f"parameter {number}" + (f" ({name})" if name else "")
                     raise ValueError(f"load_state_dict(): the state of {which} {flaw}. {_LOAD_WHOLE}")
+                if number in whole:
+                    checked[number] = with_tensors(entries, kinds)
                 number += 1
+        return checked
 
     def _name_of(self, parameter: torch.nn.Parameter) -> str:
         name: str = getattr(self._inner, "_parameter_names", {}).get(parameter, "")

@@ -95,6 +95,20 @@ def find_flaw(state: State, shape: tuple[int, ...], kinds: Mapping[str, str]) ->
     return f"has no {', '.join(map(repr, missing))}" if missing else ""
 
 
+def with_tensors(state: State, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Return a parameter's state with tensors for numbers that the optimizer keeps in tensors, as torch loads them.
+
+    Old versions of torch counted steps in integers. kinds: see find_flaw().
+    """
+    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return {
+        name: torch.tensor(float(value), dtype=dtype)
+        if kinds.get(name) == "number" and isinstance(value, (int, float))
+        else value
+        for name, value in state.items()
+    }
+
+
 def is_elementwise(name: str, value: Any, shape: tuple[int, ...]) -> bool:
     """Return whether an entry of a state has the tensor's elements; "step" is a counter, whatever its shape."""
     return isinstance(value, torch.Tensor) and name != "step" and tuple(value.shape) == shape
