@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_world import Case, Weights, assert_alike, joined, train_here, train_on_ranks, weights
 
 import hvdkit.torch as hvd
+from hvdkit.errors import HorovodInternalError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-gather of buckets")]
 
@@ -538,3 +539,26 @@ def test_a_damaged_state_is_refused_on_all_ranks_before_anything_changes() -> No
         for name, (_, message) in DAMAGES.items():
             assert re.search(message, found[name]), (name, found[name])
             assert "Load what state_dict() of an optimizer of the same class and parameters has" in found[name]
+
+
+def _lose(lost: str) -> str:
+    """Gather the state after all ranks have lost the slices of a parameter; returns the error."""
+    with joined():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.Linear(3, 2))
+        model[2].requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters(), shard="optimizer"
+        )
+        model(_batch(0, hvd.rank())).square().mean().backward()
+        optimizer.step()
+        for one in optimizer._hvdkit_shards._slices.pop(dict(model.named_parameters())[lost], ()):
+            del optimizer.state[one.tensor]
+        with pytest.raises(HorovodInternalError) as error:
+            optimizer.state_dict()
+        return str(error.value)
+
+
+def test_a_parameter_of_which_no_rank_has_state_any_more_is_named() -> None:
+    for message in run_ranks(3, _lose, "1.bias"):
+        assert "no elements of the state of parameter 3 (1.bias): the ranks that had them have ended" in message
