@@ -1,10 +1,10 @@
-"""What the autotuner gains: steps with the settings that it has found, beside steps with the defaults.
+"""Compare the time of steps with the settings that the autotuner has found and with the defaults.
 
     python -m benchmarks.autotune              two ranks of this machine
-    sudo python -m benchmarks.autotune --hosts     and hosts of network namespaces, over slow links
+    sudo python -m benchmarks.autotune --hosts     also hosts in network namespaces, with slow links between them
 
-A first job searches; then jobs with and without its settings take turns. Medians over all steps of rank 0, which waits
-for the slowest rank in each.
+A first job finds the settings. Then jobs with these settings and jobs with the defaults run in turns. A time is the
+median over the steps of rank 0, and contains its wait for the slowest rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from hvdkit.tools.bench.report import describe_machine
 _SEARCHED = 220
 _WARM_UP = 10
 _JOB_S = 180.0
-#: Runs a command on the host of hvdrun with these variables, beside those of this process; raises if it fails.
+#: Takes a command and environment variables. Runs the command on the host on which hvdrun is started, in this process's
+#: environment with the variables added. Raises an exception if the command fails.
 Run = Callable[[list[str], Mapping[str, str]], object]
 
 

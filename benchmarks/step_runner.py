@@ -1,9 +1,9 @@
-"""What the agreement on errors and hangs costs a small named operation.
+"""Measure the time that the step runner adds to a small named operation, for errors and hangs to be known to all ranks.
 
     hvdrun -np 2 python -m benchmarks.step_runner
 
-"without" executes the operations without hvdkit/engine/named/step_runner.py, which a benchmark may do because nothing
-fails in it. Both follow each other in each round; ratios are medians within the rounds.
+The rows "without" execute the operations without hvdkit/engine/named/step_runner.py, which is possible here because no
+operation fails. Each round measures both, one after the other. A ratio is the median of the ratios of all rounds.
 """
 
 from __future__ import annotations

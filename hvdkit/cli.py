@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 from hvdkit import __version__
-from hvdkit.entry_points import describe_missing
+from hvdkit.entry_points import describe_error, describe_missing
 from hvdkit.errors import HvdkitError
 from hvdkit.launch.cli.console import run_command
 from hvdkit.launch.cli.parser import SHELLS, PrintCompletion
@@ -186,7 +186,7 @@ def _add(name: str, external: Mapping[str, EntryPoint], commands: _Commands, *, 
         entry.load()(commands)
     except (Exception, SystemExit) as error:  # whatever a package raises at its import
         package = entry.dist.name if entry.dist is not None else entry.value
-        problem = f"the package {package} cannot be loaded: {type(error).__name__}: {error}"
+        problem = f"the package {package} cannot be loaded: {describe_error(error)}"
         if required:
             raise HvdkitError(f"{problem}. Update or remove this package.") from error
         commands.summaries[name] = problem

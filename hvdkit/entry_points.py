@@ -43,30 +43,38 @@ def load_entry_point(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # whatever a package raises at its import
-        raise HvdkitError(
-            f"the package {name_package(entry)} cannot be loaded: {type(error).__name__}: {error}. Update or remove "
-            "this package."
-        ) from error
+        raise _unusable(entry, describe_error(error)) from error
 
 
-def load_entry_points(group: str, own: Collection[str], find_flaw: Callable[[str, Any], str]) -> dict[str, Any]:
-    """Load the objects of a group, by name, in the order of the names.
+def load_checked(entry: EntryPoint, own: Collection[str], find_flaw: Callable[[str, Any], str]) -> Any:
+    """Load the object that an entry point names, and check it.
 
     own: hvdkit's names of such objects, which a package cannot replace.
     find_flaw: takes the name and the object; returns how it is wrong, as "is not a Scheduler", "" if it is right.
-    Raises HvdkitError for a package that cannot be loaded, or whose object is wrong.
+    Raises HvdkitError with the package if it cannot be loaded, or if its object is wrong.
     """
-    found: dict[str, Any] = {}
-    for name, entry in find_entry_points(group).items():
-        loaded = load_entry_point(entry)
-        flaw = find_flaw(name, loaded) or ("has the name of one of hvdkit's" if name in own else "")
-        if flaw:
-            raise HvdkitError(
-                f"the package {name_package(entry)} cannot be loaded: {entry.value} {flaw}. Update or remove this "
-                "package."
-            )
-        found[name] = loaded
-    return found
+    loaded = load_entry_point(entry)
+    flaw = find_flaw(entry.name, loaded) or ("has the name of one of hvdkit's" if entry.name in own else "")
+    if flaw:
+        raise _unusable(entry, f"{entry.value} {flaw}")
+    return loaded
+
+
+def _unusable(entry: EntryPoint, why: str) -> HvdkitError:
+    return HvdkitError(
+        f"the package {name_package(entry)} cannot be loaded: {why} (entry point {entry.name} of {entry.group}). "
+        "Update or remove this package."
+    )
+
+
+def load_entry_points(group: str, own: Collection[str], find_flaw: Callable[[str, Any], str]) -> dict[str, Any]:
+    """Load and check the objects of a group, by name, in the order of the names. See load_checked()."""
+    return {name: load_checked(entry, own, find_flaw) for name, entry in find_entry_points(group).items()}
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe a package's error in one line, whatever its text contains."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def name_package(entry: EntryPoint) -> str:

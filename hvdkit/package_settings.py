@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
+from typing import Any
 
 from hvdkit.config import read_config, read_package_config, read_settings
-from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
-from hvdkit.errors import HvdkitError
+from hvdkit.entry_points import load_entry_points
 from hvdkit.setting import Setting, Settings
 
 #: Group of entry points, `PREFIX = module:Class`: a subclass of Settings with this prefix.
@@ -19,18 +19,15 @@ def find_package_settings() -> dict[str, type[Settings]]:
 
     Raises HvdkitError for a package that cannot be loaded, or whose settings have another prefix.
     """
-    found: dict[str, type[Settings]] = {}
-    for prefix, entry in find_entry_points(ENTRY_POINTS).items():
-        kind = load_entry_point(entry)
-        right = isinstance(kind, type) and issubclass(kind, Settings) and is_dataclass(kind) and kind.prefix == prefix
-        flags = [each.flag for each in read_settings({}, kind) if each.flag] if right else []
-        if not right or not all(flag.startswith(f"--{prefix}-") for flag in flags):
-            raise HvdkitError(
-                f"the package {name_package(entry)} cannot be loaded: {entry.value} is not a dataclass of settings "
-                f"with the prefix {prefix} and options that begin with --{prefix}-. Update or remove this package."
-            )
-        found[prefix] = kind
-    return found
+    return load_entry_points(ENTRY_POINTS, (), _find_flaw)
+
+
+def _find_flaw(prefix: str, kind: Any) -> str:
+    right = isinstance(kind, type) and issubclass(kind, Settings) and is_dataclass(kind) and kind.prefix == prefix
+    flags = [each.flag for each in read_settings({}, kind) if each.flag] if right else []
+    if right and all(flag.startswith(f"--{prefix}-") for flag in flags):
+        return ""
+    return f"is not a dataclass of settings with the prefix {prefix} and options that begin with --{prefix}-"
 
 
 def read_all_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:

@@ -57,7 +57,7 @@ def run_stage(stage: Stage, python: str, environ: Mapping[str, str], folder: Pat
     result, output = folder / f"{stage.name}.{_SUFFIXES[stage.kind]}", folder / f"{stage.name}.txt"
     command = [python, *(word.replace(RESULT, str(result)).replace(PYTHON, python) for word in stage.arguments)]
     limit_s, began_s = min(stage.limit_s, left_s), time.monotonic()
-    code = _run(command, {**environ, **stage.variables}, output, limit_s)
+    code = _run(command, environ, output, limit_s)
     seconds = time.monotonic() - began_s
     read, unreadable = _read(stage.kind, result)
     tail = output.read_text(errors="replace").splitlines()[-_TAIL_LINES:]

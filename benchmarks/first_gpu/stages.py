@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 #: Stand for the path of the result file and of the interpreter in the arguments of a stage.
 RESULT, PYTHON = "{result}", "{python}"
@@ -19,7 +19,6 @@ class Stage:
     kind: of the result file: "tests" (JUnit), "bench" (the JSON of hvdkit bench) or "facts" (a JSON object).
     limit_s: seconds after which the program is ended.
     needs: packages without which the stage is not run.
-    variables: of the program, beside those of this process.
     why_not: the reason if this device has no such stage; "" if it has.
     """
 
@@ -29,7 +28,6 @@ class Stage:
     kind: str
     limit_s: float
     needs: Sequence[str] = ("torch",)
-    variables: Mapping[str, str] = field(default_factory=dict)
     why_not: str = ""
 
 

@@ -1,7 +1,8 @@
 """LoadBalancer: divides the batches of one optimizer by the speeds that the ranks measure and exchange.
 
-Three ranks of which one takes three times as long for a row: equal shares take x2.12 of its time, in Keras x2.17 to
-x2.19 (`hvdrun -np 3 python -m benchmarks.uneven`, also with --keras; docs/guides/uneven_machines.md).
+On three ranks, one of which takes three times as long for a row as the others, a step with equal shares takes x2.12 of
+the time of a step with LoadBalancer's shares, in Keras x2.17 to x2.19 (`hvdrun -np 3 python -m benchmarks.uneven`,
+also with --keras; docs/guides/uneven_machines.md).
 """
 
 from __future__ import annotations

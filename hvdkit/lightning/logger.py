@@ -10,8 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from hvdkit.log import logger
-from hvdkit.tracking.targets import Path
-from hvdkit.tracking.tracker import Tracker, track
+from hvdkit.tracking.targets import Path, Targets
+from hvdkit.tracking.tracker import Tracker, open_tracker
 
 
 class HvdkitLogger(Logger):
@@ -36,13 +36,7 @@ class HvdkitLogger(Logger):
         every: int = 10,
     ) -> None:
         super().__init__()
-        self._places = {
-            "tensorboard": tensorboard,
-            "wandb": wandb,
-            "mlflow": mlflow,
-            "csv": csv,
-            "writers": writers,
-        }
+        self._targets = Targets(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, csv=csv, writers=writers)
         self._every = every
         self._tracker: Tracker | None = None
 
@@ -59,7 +53,7 @@ class HvdkitLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers; Lightning calls this on every rank."""
         if self._tracker is None:
-            self._tracker = track(**self._places, every=self._every)  # type: ignore[arg-type]
+            self._tracker = open_tracker(self._targets, self._every)
             self._tracker.counts_samples = False
         self._tracker.log(metrics, step=step)
 
@@ -71,8 +65,7 @@ class HvdkitLogger(Logger):
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
-        targets = tracker.continuing  # Trainer.test() after Trainer.fit() belongs to the same run
-        self._places = {name: getattr(targets, name) for name in self._places}
+        self._targets = tracker.continuing  # Trainer.test() after Trainer.fit() belongs to the same run
         if status == "success":
             tracker.close()
         else:

@@ -156,10 +156,20 @@ def _open_foreign(name: str, target: Any) -> Writer:
         raise TrackError(
             f"track(): the writer {name} of the package {package} cannot be opened: {type(error).__name__}: {error}"
         ) from error
-    missing = [member for member in ("write", "close", "resume") if not hasattr(writer, member)]
-    if missing or getattr(writer, "name", None) != name:
+    if flaw := _find_flaw(name, writer):
         if hasattr(writer, "close"):
             writer.close("FAILED")
-        why = f"has no {missing[0]}" if missing else f"has the name {getattr(writer, 'name', None)!r}, not {name!r}"
-        raise TrackError(f"track(): the writer of the package {name_package(entries[name])} {why}.")
+        raise TrackError(f"track(): the writer of the package {name_package(entries[name])} {flaw}.")
     return writer
+
+
+def _find_flaw(name: str, writer: Any) -> str:
+    missing = [member for member in ("write", "close", "resume") if not hasattr(writer, member)]
+    if missing:
+        return f"has no {missing[0]}"
+    if getattr(writer, "name", None) != name:
+        return f"has the name {getattr(writer, 'name', None)!r}, not {name!r}"
+    resume = writer.resume
+    if not isinstance(resume, Mapping) or not all(isinstance(one, str) for pair in resume.items() for one in pair):
+        return f"has the resume {resume!r}; it must map names of options to strings"
+    return ""

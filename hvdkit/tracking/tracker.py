@@ -11,7 +11,7 @@ import operator
 import pickle
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -306,10 +306,13 @@ def track(
     `every`; TrackError if no target is given or rank 0 cannot write, and MissingDependencyError there for a package
     that is not installed.
     """
-    current = runtime("track()")
-    given = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv, "writers": writers}
-    config = current.config
+    return open_tracker(Targets(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, csv=csv, writers=writers), every)
+
+
+def open_tracker(targets: Targets, every: int) -> Tracker:
+    """Open a tracker of these targets, and of hvdrun if it collects metrics; collective. See track()."""
+    config = runtime("track()").config
     hvdrun = config.launcher_channel if config.metrics_s and config.launcher_channel else None
-    tracker = Tracker(Targets(**given, hvdrun=hvdrun), every)  # type: ignore[arg-type]
+    tracker = Tracker(replace(targets, hvdrun=hvdrun), every)
     tracker.open()
     return tracker

@@ -25,7 +25,7 @@ class Writer(Protocol):
         """Write rows, in the order of steps. Raises whatever the library raises."""
 
     def close(self, end: End | None) -> None:
-        """Write buffered rows, and end the run; None: another process continues it."""
+        """Write buffered rows, and end the run; None: another process continues it. Follows a failed write() too."""
 
 
 def end_of(error: BaseException | None) -> End:

@@ -15,7 +15,7 @@ MOST_WAITING = 10_000
 
 
 class WritingThread:
-    """Passes rows to the writers, in order. A writer that fails is reported, and not called again.
+    """Passes rows to the writers, in order. A writer whose write() fails is reported, and gets no more rows.
 
     While MOST_WAITING windows wait, new windows are dropped; the first drop is reported.
     """
@@ -58,9 +58,11 @@ class WritingThread:
             logger.warning("track(): %s did not take the last values in time.", self._called)
 
     def _run(self) -> None:
+        writing = self._writers
         while (rows := self._rows.get()) is not None:
-            self._writers = [writer for writer in self._writers if _write(self._calling(writer), rows)]
-        for writer in self._writers:
+            writing = [writer for writer in writing if _write(self._calling(writer), rows)]
+        failed = [writer for writer in self._writers if writer not in writing]
+        for writer in (*writing, *failed):  # the target of a failed one may not answer
             _close(self._calling(writer), self._end)
 
     def _calling(self, writer: Writer) -> Writer:

@@ -68,6 +68,38 @@ def test_ctrl_c_while_hvdrun_waits_for_hosts_prints_no_traceback(tmp_path: Path)
     assert process.returncode == 130 and b"Traceback" not in errors
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run where it is ignored
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from hvdkit.launch.cli.hvdrun import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("hvdkit.launch.cli.options", "hvdrun: Ctrl-C: nothing was started."),
+        ("hvdkit.launch.start", "hvdrun: Ctrl-C: nothing was started."),
+        ("asyncio", "hvdrun: Ctrl-C."),
+    ],
+)
+def test_ctrl_c_during_an_import_ends_hvdrun_with_one_line(module: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "started"
+    argv = [sys.executable, "-c", INTERRUPTED_IMPORT, module, "-np", "3", "touch", str(file)]
+    done = subprocess.run(argv, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (130, [line])
+    assert not file.exists()
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]

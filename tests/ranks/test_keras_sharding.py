@@ -114,6 +114,11 @@ def test_each_rank_keeps_its_part_of_the_state() -> None:
     assert sum(held for held, _ in counts) >= counts[0][1]
 
 
+@pytest.mark.keras("torch")
+def test_a_damaged_state_is_refused_on_all_ranks_before_anything_changes() -> None:
+    run_check(3, "torch", "keras_sharding:damaged")
+
+
 @pytest.mark.slow
 @each_backend
 def test_a_state_is_loaded_by_other_ranks(backend: str, tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -331,6 +334,41 @@ def test_flags_count_rounds_of_each_rank_and_index() -> None:
     assert ranks[0].everyone(8, 0) and not ranks[2].everyone(7, 1)
     for one in ranks:
         one.close()
+
+
+def show_interrupted(flags: Flags, after: int) -> bool:
+    """Show a step that KeyboardInterrupt ends after so many instructions of show(); False if it has fewer."""
+    done = itertools.count()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is not Flags.show.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(done) == after:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        flags.show()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_peers_do_not_see_a_step_that_its_rank_would_show_again() -> None:
+    for after in itertools.count():
+        memory = np.zeros(flag_bytes(3, 1), np.uint8)
+        flags = Flags(memory, rank=1, ranks=3, count=1)
+        interrupted = show_interrupted(flags, after)
+        assert memory.view(np.int64)[8] <= flags.shown[0], f"after {after} instructions"
+        flags.close()
+        if not interrupted:
+            assert after > 10 and flags.shown == [1]
+            break
 
 
 @pytest.mark.parametrize("order", [steps._fence, steps._no_fence])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_world import Case, Weights, assert_alike, joined, train_here, train_on_ranks, weights
 
 import hvdkit.torch as hvd
+from hvdkit.errors import HorovodInternalError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.native("Horovod's core has no all-gather of buckets")]
 
@@ -462,3 +465,100 @@ def test_gradients_are_freed_during_backward() -> None:
     for most, pieces, whole in run_ranks(3, _most_gradients):
         assert pieces == pytest.approx(whole / 3, rel=0.05)
         assert most < whole / 3  # a bucket is a ninth
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "missing": (lambda state: state["state"][0].pop("exp_avg_sq"), r"parameter 0 \(0.weight\) has no 'exp_avg_sq'"),
+    "number": (
+        lambda state: state["state"][0].update(exp_avg=torch.tensor(0.0)),
+        r"parameter 0 \(0.weight\) has 'exp_avg' of shape \[\] in place of \[5, 7\]",
+    ),
+    "empty": (
+        lambda state: state["state"][2].update(exp_avg=torch.zeros(0)),
+        r"parameter 2 \(1.weight\) has 'exp_avg' of shape \[0\] in place of \[3, 5\]",
+    ),
+    "turned": (
+        lambda state: state["state"][2].update(exp_avg=torch.zeros(5, 3)),
+        r"parameter 2 \(1.weight\) has 'exp_avg' of shape \[5, 3\] in place of \[3, 5\]",
+    ),
+    "sparse": (
+        lambda state: state["state"][2].update(exp_avg=torch.zeros(3, 5).to_sparse()),
+        r"parameter 2 \(1.weight\) has 'exp_avg' of the layout torch.sparse_coo in place of a dense tensor",
+    ),
+    "no tensor": (
+        lambda state: state["state"][1].update(exp_avg="x"),
+        r"parameter 1 \(0.bias\) has 'exp_avg' of type str in place of a tensor of shape \[5\]",
+    ),
+    "nothing": (lambda state: state["state"][1].update(exp_avg=None), r"parameter 1 \(0.bias\) has no 'exp_avg'"),
+    "steps": (
+        lambda state: state["state"][3].update(step=torch.zeros(3)),
+        r"parameter 3 \(1.bias\) has 'step' of shape \[3\] in place of one number",
+    ),
+    "unknown": (lambda state: state["state"].update({9: {}}), r"entries of the parameters \[9\], which are in none"),
+    "no groups": (lambda state: state.pop("param_groups"), "has no 'param_groups'; it has 'state'"),
+    "no state": (lambda state: state.pop("state"), "has no 'state'; it has 'param_groups'"),
+    "no params": (lambda state: state["param_groups"][0].pop("params"), "group 0 of .* has no 'params'"),
+}
+
+
+def _load_damaged() -> dict[str, str]:
+    """Load damaged states, of which nothing is taken; returns the error of each."""
+    with joined():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters(), shard="optimizer"
+        )
+        for step in range(2):
+            model(_batch(step, hvd.rank())).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = optimizer.state_dict()
+        found, steps = {}, list[Any]()
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: steps.append(optimizer))
+        for name, (damage, _) in DAMAGES.items():
+            state = copy.deepcopy(whole)
+            damage(state)
+            state.get("param_groups", [{}])[0]["lr"] = 0.5
+            with pytest.raises(ValueError) as error:
+                optimizer.load_state_dict(state)
+            found[name] = str(error.value)
+            _equal(optimizer.state_dict(), whole)
+        old = copy.deepcopy(whole)
+        for entries in old["state"].values():
+            entries["step"] = int(entries["step"])  # as old versions of torch
+        optimizer.load_state_dict(old)
+        _equal(whole, optimizer.state_dict())
+        hook.remove()
+        assert not steps, "to load is not to step"
+        return found
+
+
+def test_a_damaged_state_is_refused_on_all_ranks_before_anything_changes() -> None:
+    for found in run_ranks(3, _load_damaged):
+        for name, (_, message) in DAMAGES.items():
+            assert re.search(message, found[name]), (name, found[name])
+            assert "Load what state_dict() of an optimizer of the same class and parameters has" in found[name]
+
+
+def _lose(lost: str) -> str:
+    """Gather the state after all ranks have lost the slices of a parameter; returns the error."""
+    with joined():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.Linear(3, 2))
+        model[2].requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters(), shard="optimizer"
+        )
+        model(_batch(0, hvd.rank())).square().mean().backward()
+        optimizer.step()
+        for one in optimizer._hvdkit_shards._slices.pop(dict(model.named_parameters())[lost], ()):
+            del optimizer.state[one.tensor]
+        with pytest.raises(HorovodInternalError) as error:
+            optimizer.state_dict()
+        return str(error.value)
+
+
+def test_a_parameter_of_which_no_rank_has_state_any_more_is_named() -> None:
+    for message in run_ranks(3, _lose, "1.bias"):
+        assert "no elements of the state of parameter 3 (1.bias): the ranks that had them have ended" in message

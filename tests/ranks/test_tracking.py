@@ -300,15 +300,17 @@ class Failing:
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.rows: list[Averages] = []
+        self.calls: list[str] = []
         self.error = error or OSError("no space left")
 
     def write(self, rows: Sequence[Averages]) -> None:
+        self.calls.append("write")
         if self.rows:
             raise self.error
         self.rows += rows
 
     def close(self, end: End | None) -> None:
-        raise AssertionError("a writer that has failed is not called again")
+        self.calls.append(f"close {end}")
 
 
 class Keeping(Failing):
@@ -332,6 +334,7 @@ def test_a_place_that_fails_is_told_of_and_training_goes_on(
     for step in range(3):
         thread.put([(step, {"loss": 1.0})])
     thread.close("FINISHED", 60.0)
+    assert writer.calls == ["write", "write", "close FINISHED"], "no more rows after the error, but it is closed"
     assert writer.rows == [(0, {"loss": 1.0})] and [len(other.rows) for other in others] == [3, 3]
     assert caplog.text.count("keeping was not closed") == 2
     assert caplog.text.count("failing cannot be written, so it lacks the values from step 1 on") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hvdkit.transport.buffer import STORAGE, Buffer
 pytestmark = pytest.mark.ranks
 
 COUNTS = [7, 3, 5]  # of the tensors; tensor 1 is on rank 2 only
+NAMES = ["first", "second", ""]
 DTYPES = {"average": "float64", "rounded": "bfloat16", "sign": "bool"}
 
 
@@ -55,7 +57,7 @@ def _gather(wanted: list[int]) -> dict[int, dict[str, Any]]:
     with joined():
         rank = hvd.rank()
         transport = global_process_set.group("the test").transport
-        whole = gather_state(transport, _ranges(rank), COUNTS, wanted=rank in wanted)
+        whole = gather_state(transport, _ranges(rank), COUNTS, NAMES, divided=range(3), wanted=rank in wanted)
     return {
         tensor: {name: value.array if isinstance(value, Buffer) else value for name, value in entries.items()}
         for tensor, entries in whole.items()
@@ -75,7 +77,7 @@ def _gather_single_elements() -> dict[int, dict[str, Any]]:
         beta = np.ones(1, "float32")
         entries = {"average": average, "beta": Buffer(beta, "float32") if stop - first == 1 else beta}
         transport = global_process_set.group("the test").transport
-        whole = gather_state(transport, [RangeState(0, first, stop - first, entries)], [17])
+        whole = gather_state(transport, [RangeState(0, first, stop - first, entries)], [17], [""])
     return {0: {name: value.array if isinstance(value, Buffer) else value for name, value in whole[0].items()}}
 
 
@@ -96,19 +98,31 @@ def test_ranks_that_want_it_get_the_whole_state(wanted: list[int]) -> None:
                 np.testing.assert_array_equal(values, _whole(tensor, name))
 
 
-def _gather_without_rank_0() -> str:
+def _gather_without(lost: int, without_state: int | None) -> str:
+    """Gather without the ranges of a rank, and with those of a tensor without entries; returns the error."""
     from torch_world import joined
 
     import hvdkit.torch as hvd
     from hvdkit.engine.groups import global_process_set
 
     with joined():
-        ranges = _ranges(hvd.rank()) if hvd.rank() else []
-        with pytest.raises(HorovodInternalError) as raised:
-            gather_state(global_process_set.group("the test").transport, ranges, COUNTS)
-    return str(raised.value)
+        ranges = [] if hvd.rank() == lost else _ranges(hvd.rank())
+        ranges = [replace(one, entries={}) if one.tensor == without_state else one for one in ranges]
+        divided = range(3) if hvd.rank() == 1 else ()  # ranks that have come later do not know it
+        transport = global_process_set.group("the test").transport
+        try:
+            whole = gather_state(transport, ranges, COUNTS, NAMES, divided=divided)
+        except HorovodInternalError as error:
+            return str(error)
+    return f"of {list(whole)}"
 
 
 def test_a_range_that_no_rank_has_is_an_error_on_all_ranks() -> None:
-    for message in run_ranks(3, _gather_without_rank_0):
-        assert "'average' of parameter 0 the ranks have 5 of 7 elements" in message
+    for message in run_ranks(3, _gather_without, 0, None):
+        assert "'average' of parameter 0 (first) the ranks have 5 of 7 elements" in message
+    for message in run_ranks(3, _gather_without, 2, None):
+        assert "no elements of the state of parameter 1 (second), parameter 2: the ranks that had them" in message
+
+
+def test_a_tensor_without_state_on_any_rank_is_left_out() -> None:
+    assert run_ranks(3, _gather_without, -1, 1) == ["of [0, 2]"] * 3

@@ -419,3 +419,28 @@ def _apply(optimizer: Any, model: Any) -> None:
     variables = model.trainable_variables
     dtype = str(variables[0].value.dtype).removeprefix("torch.")
     optimizer.apply([keras.ops.ones(one.shape, dtype) for one in variables], variables)
+
+
+def damaged() -> None:
+    """A saved state that does not fit is refused by name on all ranks, before anything of it is taken."""
+    with joined(**_SETTINGS):
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), shard="optimizer")
+        fit(model, optimizer, mine(make_data(batches=2)), rows=ROWS)
+        optimizer.gather_state()
+        state: dict[str, Any] = {}
+        optimizer.save_own_variables(state)
+        before = [np.array(variable) for variable in optimizer.variables]
+        last = str(len(state) - 1)
+        path = optimizer._hvdkit_parts_of().variables[-1].path
+        for change, message in (
+            ({last: np.zeros(1)}, f"Variable {last} of the saved optimizer, of {path}, has the shape (1,) in place of"),
+            ({last: np.array("x")}, f"of {path}, has the dtype <U1 in place of numbers"),
+            ({last: None, "x": np.zeros(1)}, f"of {path}, is missing: its keys are 0, 1,"),
+        ):
+            changed = {"0": np.array(77), **{key: value for key, value in state.items() if key != "0"}, **change}
+            with raises(ValueError, message):
+                optimizer.load_own_variables({key: value for key, value in changed.items() if value is not None})
+        for variable, value in zip(optimizer.variables, before, strict=True):
+            np.testing.assert_array_equal(np.array(variable), value)
+        optimizer.load_own_variables(state)

@@ -53,9 +53,29 @@ def test_a_package_that_cannot_be_used_is_named(
     name: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path, monkeypatch, name, value)
-    with pytest.raises(HvdkitError, match=f"^the package planted_flux cannot be (loaded|used): .*{message}"):
+    with pytest.raises(HvdkitError, match=f"^the package planted_flux cannot be loaded: .*{message}") as error:
         load_scheduler(name)
+    assert f"(entry point {name} of hvdkit.schedulers). Update or remove this package." in str(error.value)
     assert load_scheduler("lsf").title == "LSF", "another scheduler can be used nevertheless"
+
+
+@pytest.mark.parametrize("sees_files", [True, False])
+def test_files_are_checked_unless_jobs_run_in_images(
+    sees_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"""
+from dataclasses import replace
+from examples.extensions.flux_scheduler import FLUX
+IMAGES = replace(FLUX, sees_files={sees_files})
+"""
+    module = f"planted_images_{sees_files}"
+    plant_package(tmp_path, module, code, ENTRY_POINTS, {"images": f"{module}:IMAGES"})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*SUBMIT, "--scheduler", "images", "--output", "logs/x", "--", "python", "/app/train.py"]) == 0
+    warnings = capsys.readouterr().err
+    assert ("'/app/train.py' does not exist" in warnings) == sees_files
+    assert ("the folder 'logs' does not exist" in warnings) == sees_files
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,11 @@ def test_without_the_package_its_option_and_its_variables_are_unknown(capsys: py
         (2, ('= "planted"', '= "other"'), "with the prefix planted"),
         (3, ('"--planted-depth"', '"--depth"'), "options that begin with --planted-"),
         (4, ("Planted(Settings)", "Planted"), "is not a dataclass of settings"),
+        (
+            5,
+            ("from typing import ClassVar", "raise OSError('no disk\\n\\n  of this name')"),
+            r"loaded: OSError: no disk of this name \(entry point planted of hvdkit.settings\)",
+        ),
     ],
 )
 def test_a_package_that_cannot_be_used_is_named(

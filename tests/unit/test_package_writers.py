@@ -31,6 +31,17 @@ def left(target):
 
 class Mute(Server):
     write = property()
+
+def make(name, resume):
+    def made(target):
+        writer = Server(target)
+        writer.name, writer.resume = name, resume
+        return writer
+    return made
+
+none = make("none", None)
+text = make("text", "run-7")
+number = make("number", {"run": 7})
 """
 
 
@@ -38,6 +49,7 @@ class Mute(Server):
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = {"server": "planted_server:Server", "mute": "planted_server:Mute", "other": "planted_server:Server"}
     points.update(gone="planted_server:Gone", sick="planted_server:sick", left="planted_server:left")
+    points.update({name: f"planted_server:{name}" for name in ("none", "text", "number")})
     plant_package(tmp_path, "planted_server", CODE, ENTRY_POINTS, points)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -62,6 +74,9 @@ def test_another_process_continues_the_run(server: None) -> None:
         ({"other": 1}, TrackError, "the writer of the package planted_server has the name 'server', not 'other'"),
         ({"sick": 1}, TrackError, "the writer sick of the package planted_server cannot be opened: KeyError: 'cold'"),
         ({"left": 1}, TrackError, "the writer left of the package planted_server cannot be opened: SystemExit: 3"),
+        ({"none": 1}, TrackError, "planted_server has the resume None; it must map names of options to strings"),
+        ({"text": 1}, TrackError, "planted_server has the resume 'run-7'; it must map"),
+        ({"number": 1}, TrackError, "planted_server has the resume {'run': 7}; it must map"),
         ({"gone": 1}, HvdkitError, "the package planted_server cannot be loaded: AttributeError"),
     ],
 )

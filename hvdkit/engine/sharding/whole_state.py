@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,29 +40,37 @@ class _Elements:
 
 
 def gather_state(
-    transport: Transport, ranges: Sequence[RangeState], counts: Sequence[int], *, wanted: bool = True
+    transport: Transport,
+    ranges: Sequence[RangeState],
+    counts: Sequence[int],
+    names: Sequence[str],
+    *,
+    divided: Iterable[int] = (),
+    wanted: bool = True,
 ) -> dict[int, dict[str, Any]]:
     """Gather the entries of all ranges by number of the tensor; a Buffer (counts[tensor],) for each Buffer; collective.
 
     The entries of one name are sent together, so that a rank has, besides the result, those of one name at a time.
 
     transport: of the ranks.
-    ranges: of this rank.
+    ranges: of this rank; without entries, if the tensor has no state.
     counts: number of elements of each tensor.
+    names: of the tensors, for messages; "" for an unknown one.
+    divided: numbers of the tensors that this rank knows to be divided among the ranks.
     wanted: whether this rank gets the result; {} otherwise.
 
-    Raises HorovodInternalError if elements of a tensor's entry are on no rank.
+    Raises HorovodInternalError if elements of a tensor's entry, or all elements of a divided tensor, are on no rank.
     """
     described = [
         RangeState(one.tensor, one.offset, one.count, {name: _described(value) for name, value in one.entries.items()})
         for one in ranges
     ]
-    gathered = allgather_object(transport, (described, wanted))
-    receivers = [rank for rank, (_, wants) in enumerate(gathered) if wants]
-    tables = _resolve_single_elements([table for table, _ in gathered])
-    _check_covered(tables, counts)
+    gathered = allgather_object(transport, (described, wanted, sorted(divided)))
+    receivers = [rank for rank, (_, wants, _) in enumerate(gathered) if wants]
+    tables = _resolve_single_elements([table for table, _, _ in gathered])
+    _check_covered(tables, counts, names, {tensor for _, _, known in gathered for tensor in known})
     whole: dict[int, dict[str, Any]] = {}
-    for one in (one for table in tables for one in table):
+    for one in (one for table in tables for one in table if one.entries):
         entries = whole.setdefault(one.tensor, {})
         for name, value in one.entries.items():
             if name not in entries:
@@ -103,7 +111,16 @@ def _is_sent(value: Any) -> bool:
     return isinstance(value, _Elements)
 
 
-def _check_covered(tables: Sequence[Sequence[RangeState]], counts: Sequence[int]) -> None:
+def _check_covered(
+    tables: Sequence[Sequence[RangeState]], counts: Sequence[int], names: Sequence[str], divided: Iterable[int]
+) -> None:
+    """Raise HorovodInternalError for a missing range. See gather_state()."""
+    lost = sorted({*divided}.difference(one.tensor for table in tables for one in table))
+    if lost := [tensor for tensor in lost if counts[tensor]]:
+        raise HorovodInternalError(
+            f"The ranks have no elements of the state of {', '.join(_name(tensor, names) for tensor in lost)}: the "
+            "ranks that had them have ended. Load a state that was saved before (elastic jobs: state.restore())."
+        )
     found = Counter[tuple[int, str]]()
     for one in (one for table in tables for one in table):
         for name, value in one.entries.items():
@@ -112,10 +129,14 @@ def _check_covered(tables: Sequence[Sequence[RangeState]], counts: Sequence[int]
     for (tensor, name), count in found.items():
         if count != counts[tensor]:
             raise HorovodInternalError(
-                f"Of {name!r} of parameter {tensor} the ranks have {count} of {counts[tensor]} elements: "
+                f"Of {name!r} of {_name(tensor, names)} the ranks have {count} of {counts[tensor]} elements: "
                 "ranks that had the others have ended, and the state is that of an earlier save; or the optimizer has "
                 "an entry with another number of elements than the parameter, which cannot be divided."
             )
+
+
+def _name(tensor: int, names: Sequence[str]) -> str:
+    return f"parameter {tensor}" + (f" ({names[tensor]})" if names[tensor] else "")
 
 
 def _gather_entry(

@@ -1,9 +1,10 @@
 """The tuner of a plan: tries settings during training, and keeps the fastest.
 
-What it gains is little where the defaults were chosen: on two cores a step took x0.99 (8 large layers) and x0.96 (101
-small ones) of its time with the defaults on 2 ranks of a host, x0.99 on 2 hosts at 1 Gbit/s, and x0.94 for the small
-layers on 3 hosts 1 ms from each other (`sudo python -m benchmarks.autotune --hosts`; 3 rounds, whose ratios differ by
-some 0.05). It is there for machines that the defaults do not know, and costs nothing unless it is switched on.
+On the machine for which the defaults were chosen (two cores), the settings that it finds hardly shorten a step. The
+ratios to the step with the defaults are x0.99 (8 large layers) and x0.96 (101 small layers) on 2 ranks of a host, x0.99
+(large layers) on 2 hosts at 1 Gbit/s, and x0.94 (small layers) on 3 hosts with a delay of 1 ms
+(`sudo python -m benchmarks.autotune --hosts`; 3 rounds, whose ratios differ by about 0.05). The tuner is for other
+machines. It costs nothing unless it is switched on.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 from hvdkit.engine.groups import ProcessSet, global_process_set
 from hvdkit.keras.averages import count_samples
 from hvdkit.keras.callbacks.metric_average import MetricAverageCallback
-from hvdkit.tracking.targets import Path
-from hvdkit.tracking.tracker import Tracker, track
+from hvdkit.tracking.targets import Path, Targets
+from hvdkit.tracking.tracker import Tracker, open_tracker
 
 
 class TrackCallback(MetricAverageCallback):
@@ -33,13 +33,7 @@ class TrackCallback(MetricAverageCallback):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__(process_set=process_set)
-        self._places = {
-            "tensorboard": tensorboard,
-            "wandb": wandb,
-            "mlflow": mlflow,
-            "csv": csv,
-            "writers": writers,
-        }
+        self._targets = Targets(tensorboard=tensorboard, wandb=wandb, mlflow=mlflow, csv=csv, writers=writers)
         self._tracker: Tracker | None = None
         self._started = False  # whether the first window of hvdkit's own series has begun
         self._samples: float | None = None  # of the epoch's training, on this rank
@@ -48,7 +42,7 @@ class TrackCallback(MetricAverageCallback):
         """Open the targets, and close those of a fit() that an exception has ended."""
         if self._tracker is not None:
             self._tracker.abandon()
-        self._tracker, self._started = track(**self._places, every=1), False  # type: ignore[arg-type]
+        self._tracker, self._started = open_tracker(self._targets, every=1), False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See MetricAverageCallback. The first epoch is that of fit(initial_epoch=)."""

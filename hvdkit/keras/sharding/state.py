@@ -18,6 +18,7 @@ from hvdkit.transport.buffer import STORAGE, Array, Buffer
 
 #: Attribute of variables with different elements on each rank.
 IS_PIECE = "hvdkit_is_piece"
+_LOAD_SAME = "Load the state of an optimizer with the same options for the same variables."
 
 
 class Parts:
@@ -78,8 +79,10 @@ class Parts:
             for index, piece in enumerate(self.ranges)
         ]
         counts = [_count(variable) for variable in self.variables]
+        names, divided = [variable.path for variable in self.variables], range(len(self.variables))
         whole = self.sync.together(
-            "sharded_state", lambda transport, _: gather_state(transport, ranges, counts, wanted=keep)
+            "sharded_state",
+            lambda transport, _: gather_state(transport, ranges, counts, names, divided=divided, wanted=keep),
         )
         self._whole_state = None
         if keep:
@@ -120,30 +123,41 @@ class Parts:
     def load(self, variables: Sequence[Any], store: Mapping[str, Any]) -> None:
         """Load the state of the plain optimizer, or of a sharded one with any number of ranks; not collective.
 
-        Raises ValueError for a state of other variables.
+        Raises ValueError, the same on all ranks that load it, for a damaged state or one of other variables; nothing is
+        changed then.
         """
         entries = self._entries(variables)
         if len(store.keys()) != len(entries):
             raise ValueError(
-                f"The saved optimizer has {len(store.keys())} variables, and this one has {len(entries)}. Load the "
-                f"state of an optimizer with the same options for the same variables."
+                f"The saved optimizer has {len(store.keys())} variables, and this one has {len(entries)}. {_LOAD_SAME}"
             )
-        kept = {}
-        for number, entry in enumerate(entries):
-            array = np.array(store[str(number)])
-            whole = entry.variable if entry.tensor < 0 else self.variables[entry.tensor]
-            if tuple(array.shape) != tuple(whole.shape):
-                raise ValueError(
-                    f"Variable {number} of the saved optimizer has the shape {tuple(array.shape)} in place of "
-                    f"{tuple(whole.shape)}. Load the state of an optimizer of the same variables."
-                )
+        arrays = [self._read(store, number, entry) for number, entry in enumerate(entries)]
+        for entry, array in zip(entries, arrays, strict=True):
             if entry.tensor < 0:
                 entry.variable.assign(array)
-            else:
-                kept[number] = _storage(array.astype(_numpy_dtype(whole)), whole.dtype)
+        kept = {
+            number: _storage(array, self.variables[entry.tensor].dtype)
+            for number, (entry, array) in enumerate(zip(entries, arrays, strict=True))
+            if entry.tensor >= 0
+        }
         for number, array in kept.items():
             self._put(entries[number], array)
         self._whole_state = kept
+
+    def _read(self, store: Mapping[str, Any], number: int, entry: Entry) -> Array:
+        """Read a variable of a saved state, in the dtype of this optimizer's. Raises ValueError if it does not fit."""
+        whole = entry.variable if entry.tensor < 0 else self.variables[entry.tensor]
+        which = f"Variable {number} of the saved optimizer, {'' if entry.tensor < 0 else 'of '}{whole.path},"
+        if str(number) not in (keys := list(store.keys())):
+            raise ValueError(f"{which} is missing: its keys are {', '.join(keys)}. {_LOAD_SAME}")
+        array = np.array(store[str(number)])
+        if array.dtype.kind in "OSU":
+            raise ValueError(f"{which} has the dtype {array.dtype} in place of numbers. {_LOAD_SAME}")
+        if tuple(array.shape) != tuple(whole.shape):
+            raise ValueError(
+                f"{which} has the shape {tuple(array.shape)} in place of {tuple(whole.shape)}. {_LOAD_SAME}"
+            )
+        return array.astype(_numpy_dtype(whole))
 
     def _put(self, entry: Entry, whole: Array) -> None:
         """Assign this rank's slices of a tensor from the whole slot."""

@@ -108,7 +108,7 @@ class ControlConnection:
             self.socket.shutdown(socket.SHUT_WR)
             while (now := time.monotonic()) < deadline:
                 if is_signalled():
-                    deadline, is_signalled = min(deadline, now + _SIGNALLED_S), lambda: False
+                    deadline = min(deadline, now + _SIGNALLED_S)  # that of the first turn, which later ones exceed
                 ready = [source for source, _ in poll.poll(100)]
                 if self.socket.fileno() in ready:
                     if not self.socket.recv(1 << 16):

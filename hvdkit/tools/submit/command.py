@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdkit.config import read_environment
-from hvdkit.entry_points import find_entry_points, load_entry_point, name_package
+from hvdkit.entry_points import find_entry_points, load_checked
 from hvdkit.errors import HvdkitError, SubmitError
 from hvdkit.exit_codes import TRY_AGAIN
 from hvdkit.launch.cli.numbers import nonnegative_int, positive_int
@@ -163,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
     scheduler = KINDS[options.kind] if options.kind else load_scheduler(name)
     job = make_job(options)
     script = _write(name, scheduler, job)
-    problems = [] if options.scheduler == "k8s" else list(_check_files(job))
+    problems = list(_check_files(job)) if scheduler.sees_files else []
     if job.gpus and job.gpus != job.tasks_per_node:
         _say(f"warning: {job.tasks_per_node} ranks share the {job.gpus} GPUs of a node; usually each rank has one.")
     if options.dry_run:
@@ -185,23 +185,19 @@ def load_scheduler(name: str) -> Scheduler:
     Raises SubmitError for an unknown name, HvdkitError for a package that cannot be loaded or whose object is wrong.
     """
     entries = find_entry_points(ENTRY_POINTS)
-    flaw = "has the name of one of hvdkit's"
-    if name not in entries:
-        if name in SCHEDULERS:
-            return SCHEDULERS[name]
+    if name not in entries and name not in SCHEDULERS:
         raise SubmitError(
             f"--scheduler {name} is unknown. Choose one of {', '.join((*SCHEDULERS, *entries))}, or install the "
             "package that has it."
         )
-    if name not in SCHEDULERS:
-        scheduler = load_entry_point(entries[name])
-        if isinstance(scheduler, Scheduler):
-            return scheduler
-        flaw = "is not a Scheduler of hvdkit.tools.submit.follow"
-    raise HvdkitError(
-        f"the package {name_package(entries[name])} cannot be used: {entries[name].value} {flaw}. Update or remove "
-        "this package."
-    )
+    if name not in entries:
+        return SCHEDULERS[name]
+    scheduler: Scheduler = load_checked(entries[name], SCHEDULERS, _find_flaw)
+    return scheduler
+
+
+def _find_flaw(name: str, scheduler: object) -> str:
+    return "" if isinstance(scheduler, Scheduler) else "is not a Scheduler of hvdkit.tools.submit.follow"
 
 
 def _write(name: str, scheduler: Scheduler, job: BatchJob) -> str:

@@ -42,6 +42,8 @@ class Scheduler:
     read_state: reads the output of `ask`; None if the job is missing.
     cancel: makes the command line that ends a job.
     read_log: makes the command line that follows the log; None if the log is a file.
+    sees_files: whether jobs have the files of the host on which they are submitted, so that missing ones are an error;
+        False for jobs in container images.
     """
 
     title: str
@@ -52,6 +54,7 @@ class Scheduler:
     read_state: Callable[[str], State | None]
     cancel: Callable[[str], tuple[str, ...]]
     read_log: Callable[[str], tuple[str, ...]] | None = None
+    sees_files: bool = True
 
 
 def first_match(pattern: str) -> Callable[[str], str]:

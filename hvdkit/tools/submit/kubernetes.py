@@ -178,6 +178,7 @@ KUBERNETES = Scheduler(
     read_state=read_state,
     cancel=lambda job: ("kubectl", "delete", "mpijob", job),
     read_log=lambda job: ("kubectl", "logs", "--follow", f"job/{job}-launcher"),
+    sees_files=False,
 )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from hvdkit.torch.picklable_as_plain import own_class
 
 #: Known by their definitions: every state has the parameter's shape, or is a number shared by all elements.
 _KNOWN = frozenset(
@@ -65,15 +68,56 @@ def _run(
     gradients: of each step.
     """
     parameters = [torch.nn.Parameter(value) for value in values]
-    options = {**group, "params": parameters}
-    if isinstance(options.get("lr"), (int, float)):
-        options["lr"] = 0.1  # a warm-up may begin with 0
-    trial = object.__new__(type(optimizer))
-    trial.__dict__.update(vars(optimizer))
-    hooks = {name: collections.OrderedDict[int, Any]() for name in vars(optimizer) if name.endswith("_hooks")}
-    trial.__dict__.update({**hooks, "state": collections.defaultdict(dict), "param_groups": [options]})
+    trial = _imitate(optimizer, group, parameters)
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
-        type(trial).step(trial)
+        _step(trial)
     return [parameter.detach() for parameter in parameters]
+
+
+def _imitate(
+    optimizer: torch.optim.Optimizer, options: Mapping[str, Any], parameters: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Make an optimizer of the same own class, without state and hooks. options: of the group of `parameters`."""
+    group = {**options, "params": parameters}
+    if isinstance(group.get("lr"), (int, float)):
+        group["lr"] = 0.1  # a warm-up may begin with 0
+    trial = object.__new__(own_class(optimizer))
+    trial.__dict__.update(vars(optimizer))
+    hooks = {name: collections.OrderedDict[int, Any]() for name in vars(optimizer) if name.endswith("_hooks")}
+    trial.__dict__.update({**hooks, "state": collections.defaultdict(dict), "param_groups": [group]})
+    return trial
+
+
+def _step(trial: torch.optim.Optimizer) -> None:
+    """Step without torch's hooks for the steps of all optimizers, which may count them."""
+    step = type(trial).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    step(trial)
+
+
+def find_entries(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> dict[str, str]:
+    """Find what an optimizer of this class keeps of a parameter, by a step on a small one.
+
+    options: of the parameter's group.
+    Returns a kind by name: "elementwise" for a tensor of the parameter's shape, "number" for a tensor of one number,
+    "other". Empty for an optimizer that cannot step here, as one for GPUs only.
+    """
+    on_host = {name: False for name in ("capturable", "foreach", "fused") if options.get(name)}
+    parameter = torch.nn.Parameter(torch.ones(_SHAPE))
+    parameter.grad = torch.ones(_SHAPE)
+    try:
+        trial = _imitate(optimizer, {**options, **on_host}, [parameter])
+        _step(trial)
+        state = dict(trial.state[parameter])
+    except Exception:  # of any kind: it may be another library's code
+        return {}
+    return {name: _kind_of(value) for name, value in state.items()}
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "other"
+    return "elementwise" if tuple(value.shape) == _SHAPE else "number" if value.numel() == 1 else "other"

@@ -18,16 +18,18 @@ from hvdkit.engine.sharding.whole_state import RangeState, gather_state
 from hvdkit.engine.strategy import Parameters
 from hvdkit.errors import HorovodInternalError
 from hvdkit.torch.layout import strides_of
+from hvdkit.torch.sharding.elementwise import find_entries
 from hvdkit.torch.sharding.gradient import ShardedGradient
 from hvdkit.torch.sharding.gradient_sink import TorchGradientSink
 from hvdkit.torch.sharding.slices import Slice, make_slice
-from hvdkit.torch.sharding.state import Layout, State, cut_state, from_buffers, to_buffers
+from hvdkit.torch.sharding.state import Layout, State, cut_state, find_flaw, from_buffers, to_buffers, with_tensors
 from hvdkit.torch.state import map_nested
 from hvdkit.transport.api import Transport
 
 #: The key of a parameter's float32 values in its state.
 MASTER = "master_weight"
 _GRADIENT = "gradient"  # a key of the state, while parameters are divided anew
+_LOAD_WHOLE = "Load what state_dict() of an optimizer of the same class and parameters has returned."
 
 
 class TorchOptimizerShards:
@@ -84,11 +86,13 @@ class TorchOptimizerShards:
                     state[MASTER] = one.tensor.detach()
                 if gradients and isinstance(parameter.grad, ShardedGradient):
                     state[_GRADIENT] = one.received
-                if state:  # the plain optimizer has no state of parameters without a step
-                    ranges.append(RangeState(number, one.piece.offset, one.count, to_buffers(state, one.count)))
+                ranges.append(RangeState(number, one.piece.offset, one.count, to_buffers(state, one.count)))
         layouts = [self._layouts.get(parameter) or _layout_now(parameter) for parameter in parameters]
         counts = [layout.count for layout in layouts]
-        whole = gather_state(transport, ranges, counts, wanted=root is None or root == transport.rank)
+        names = [self._name_of(parameter) for parameter in parameters]
+        divided = [number for number, parameter in enumerate(parameters) if parameter in self._layouts]
+        wanted = root is None or root == transport.rank
+        whole = gather_state(transport, ranges, counts, names, divided=divided, wanted=wanted)
         return {
             **{number: from_buffers(one, layouts[number]) for number, one in whole.items()},
             **self._undivided_state,
@@ -176,17 +180,24 @@ class TorchOptimizerShards:
     def load_state_dict(self, own: Callable[[dict[str, Any]], None], state: Mapping[str, Any]) -> None:
         """Load a whole state; not collective, but all ranks load the same, or broadcast_optimizer_state() follows.
 
-        own: load_state_dict() of the optimizer's class. Raises ValueError for a state of other parameters.
+        own: load_state_dict() of the optimizer's class. Raises ValueError, the same on all ranks that load it, for a
+        damaged state or one of other parameters; nothing is changed then.
         """
-        groups = state["param_groups"]
+        groups = _checked_groups(state)
         sizes, saved = ([len(group["params"]) for group in some] for some in (self._inner.param_groups, groups))
         if sizes != saved:
             raise ValueError(
                 f"load_state_dict(): the optimizer has parameter groups of {sizes} parameters, but the state has "
-                f"groups of {saved}. Load the state of an optimizer of the same parameters."
+                f"groups of {saved}. {_LOAD_WHOLE}"
             )
         numbers = {key: number for number, key in enumerate(key for group in groups for key in group["params"])}
-        whole = {numbers[key]: self._checked(numbers[key], entries) for key, entries in state["state"].items()}
+        if unknown := [key for key in state["state"] if key not in numbers]:
+            raise ValueError(
+                f"load_state_dict(): the state has entries of the parameters {unknown}, which are in none of its "
+                f"param_groups. {_LOAD_WHOLE}"
+            )
+        whole = {numbers[key]: entries for key, entries in state["state"].items()}
+        whole = self._checked(whole, groups)
         self.load_options(own, groups)
         self._whole_state = {
             number: map_nested(entries, torch.Tensor, lambda value: value.detach().to("cpu", copy=True))
@@ -194,15 +205,31 @@ class TorchOptimizerShards:
         }
         self._set_state(self._whole_state)
 
-    def _checked(self, number: int, entries: State) -> State:
-        shape = self._parameters()[number].shape
-        for name, value in entries.items():
-            if isinstance(value, torch.Tensor) and name != "step" and value.numel() > 1 and value.shape != shape:
-                raise ValueError(
-                    f"load_state_dict(): the state has {name!r} of shape {list(value.shape)} for parameter {number}, "
-                    f"whose shape is {list(shape)}. Load the state of an optimizer of the same parameters."
-                )
-        return entries
+    def _checked(self, whole: Mapping[int, State], groups: Sequence[Mapping[str, Any]]) -> dict[int, State]:
+        """Return the state as this version of the optimizer's class needs it. groups: of the state.
+
+        Raises ValueError for an entry that is missing or does not fit.
+        """
+        inner, checked = self._inner, dict[int, State]()
+        number = 0
+        for group, saved in zip(inner.param_groups, groups, strict=True):
+            kinds = find_entries(inner, {**group, **saved})
+            for parameter in group["params"]:
+                entries = whole.get(number, {})
+                stepped = any(value is not None for name, value in entries.items() if name != MASTER)
+                expected = {**(kinds if stepped else {}), **({MASTER: "elementwise"} if MASTER in entries else {})}
+                if flaw := find_flaw(entries, tuple(parameter.shape), expected):
+                    name = self._name_of(parameter)
+                    which = f"parameter {number}" + (f" ({name})" if name else "")
+                    raise ValueError(f"load_state_dict(): the state of {which} {flaw}. {_LOAD_WHOLE}")
+                if number in whole:
+                    checked[number] = with_tensors(entries, kinds)
+                number += 1
+        return checked
+
+    def _name_of(self, parameter: torch.nn.Parameter) -> str:
+        name: str = getattr(self._inner, "_parameter_names", {}).get(parameter, "")
+        return name
 
     def load_options(self, own: Callable[[dict[str, Any]], None], groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the learning rates and other options of the groups; the state stays. own: see load_state_dict()."""
@@ -262,6 +289,22 @@ class TorchOptimizerShards:
         """See OptimizerShards.gathered."""
         for one in self._all_slices():
             one.version = one.owner._version
+
+
+def _checked_groups(state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the param_groups of a state_dict(). Raises ValueError if it or one of them has not the keys it needs."""
+    if missing := [key for key in ("state", "param_groups") if key not in state]:
+        raise ValueError(
+            f"load_state_dict(): the state has no {missing[0]!r}; it has {', '.join(map(repr, state)) or 'no keys'}. "
+            f"{_LOAD_WHOLE}"
+        )
+    groups: Sequence[Mapping[str, Any]] = state["param_groups"]
+    for at, group in enumerate(groups):
+        if "params" not in group:
+            raise ValueError(
+                f"load_state_dict(): group {at} of the state's param_groups has no 'params'. {_LOAD_WHOLE}"
+            )
+    return groups
 
 
 def _layout_now(parameter: torch.Tensor) -> Layout:

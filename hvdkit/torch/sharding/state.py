@@ -68,6 +68,47 @@ def cut_state(state: State, layout: Layout, segment: TensorRange) -> dict[str, A
     return cut
 
 
+def find_flaw(state: State, shape: tuple[int, ...], kinds: Mapping[str, str]) -> str:
+    """Find why a parameter's whole state cannot be divided; "" if it can.
+
+    The answer is the same on all ranks, whichever elements they have.
+
+    shape: of the parameter.
+    kinds: of the entries that the optimizer needs, see find_entries(); empty if they are unknown.
+    """
+    present = {name: value for name, value in state.items() if value is not None}
+    for name, value in present.items():
+        kind = kinds.get(name, "")
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided:
+                return f"has {name!r} of the layout {value.layout} in place of a dense tensor"
+            if kind == "number" or name == "step":
+                if value.numel() != 1:
+                    return f"has {name!r} of shape {list(value.shape)} in place of one number"
+            elif tuple(value.shape) != shape and (kind == "elementwise" or value.numel() > 1):
+                return f"has {name!r} of shape {list(value.shape)} in place of {list(shape)}"
+        elif kind == "elementwise":
+            return f"has {name!r} of type {type(value).__name__} in place of a tensor of shape {list(shape)}"
+        elif kind == "number" and not isinstance(value, (int, float)):
+            return f"has {name!r} of type {type(value).__name__} in place of a number"
+    missing = [name for name in kinds if name not in present]
+    return f"has no {', '.join(map(repr, missing))}" if missing else ""
+
+
+def with_tensors(state: State, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Return a parameter's state with tensors for numbers that the optimizer keeps in tensors, as torch loads them.
+
+    Old versions of torch counted steps in integers. kinds: see find_flaw().
+    """
+    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return {
+        name: torch.tensor(float(value), dtype=dtype)
+        if kinds.get(name) == "number" and isinstance(value, (int, float))
+        else value
+        for name, value in state.items()
+    }
+
+
 def is_elementwise(name: str, value: Any, shape: tuple[int, ...]) -> bool:
     """Return whether an entry of a state has the tensor's elements; "step" is a counter, whatever its shape."""
     return isinstance(value, torch.Tensor) and name != "step" and tuple(value.shape) == shape

@@ -89,11 +89,16 @@ class Flags:
         self._peers = [peer * stride for peer in range(ranks) if peer != rank]
 
     def show(self, index: int = 0) -> int:
-        """Show the next step, after all earlier reads and writes of this rank; return its number."""
+        """Show the next step, after all earlier reads and writes of this rank; return its number.
+
+        An exception from the handler of a signal may interrupt this at any instruction. `shown` is never less than the
+        flag: peers that have not seen the step wait. Otherwise this rank would show it again, after it has written to
+        memory that peers already use.
+        """
         number = self.shown[index] + 1
+        self.shown[index] = number
         order()
         self._numbers[self._own + index] = number
-        self.shown[index] = number
         return number
 
     def everyone(self, index: int, number: int) -> bool:
@@ -148,7 +153,7 @@ class SharedSteps:
                 backoff = Backoff(self._check)
                 while not flags.everyone(0, number):
                     backoff.pause()
-        except BaseException:
+        except BaseException:  # whatever ends it, a signal's handler too, the ranks may be at different steps
             calls().uncertain = True
             raise
 
