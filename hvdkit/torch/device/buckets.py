@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from hvdkit.errors import HvdkitError, TransportError
-from hvdkit.torch.device.accelerator import scale
 from hvdkit.torch.device.calls import allgather, allreduce, reduce_scatter
 from hvdkit.torch.device.group import TorchGroup, Work
 from hvdkit.torch.device.reductions import REDUCIBLE
@@ -34,6 +33,7 @@ class TorchBuckets(Buckets):
         counts = [-(-spec.count // size) for spec in specs]
         whole = [allocate(count * size, spec.dtype) for count, spec in zip(counts, specs, strict=True)]
         self.memory = [each.slice(0, spec.count) for each, spec in zip(whole, specs, strict=True)]
+        self._numbers = [as_tensor(each) for each in self.memory]
         self.depth = len(self._specs)
         self.owned = [(0, 0)] * self.depth
         self.shard = [
@@ -44,7 +44,7 @@ class TorchBuckets(Buckets):
         ops = [spec.op for spec in specs]
         shards = [each.array[rank * count : (rank + 1) * count] for each, count in zip(whole, counts, strict=True)]
         #: For each bucket the call of each phase with its arguments, made once: a call takes the host 2 us.
-        self._reduce = [allreduce(group, [as_tensor(each)], op) for each, op in zip(self.memory, ops, strict=True)]
+        self._reduce = [allreduce(group, [each], op) for each, op in zip(self._numbers, ops, strict=True)]
         self._scatter = [
             reduce_scatter(group, own, each.array, op) for own, each, op in zip(shards, whole, ops, strict=True)
         ]
@@ -59,7 +59,7 @@ class TorchBuckets(Buckets):
         group.accelerator.current_stream()  # raises while it is captured
         factor = spec.prescale * spec.postscale
         if phases.reduce_scatter and factor != 1.0:
-            scale(self.memory[index], factor)
+            self._numbers[index].mul_(factor)
         if phases == ALLREDUCE:
             self._works[index] = group.begin(self._reduce[index])
         elif phases.reduce_scatter:
@@ -95,7 +95,7 @@ class TorchBuckets(Buckets):
             with contextlib.suppress(HvdkitError):
                 self._group.join(work)
         self._works.clear()
-        self._reduce, self._scatter, self._gather = [], [], []
+        self._numbers, self._reduce, self._scatter, self._gather = [], [], [], []
         self.memory, self.owned, self.shard = [], [], []
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,8 @@ from hvdkit.config import Config
 from hvdkit.engine import runtime
 from hvdkit.engine.named.execution import factors, neutral, on_device, split_rows
 from hvdkit.engine.named.operation import Operation, OperationRequest, Ready
-from hvdkit.torch.device import calls
+from hvdkit.torch.device import collectives
 from hvdkit.torch.device.accelerator import Accelerator, built_for, current_device, scale
-from hvdkit.torch.device.calls import Call
 from hvdkit.torch.device.group import TorchGroup
 from hvdkit.torch.device.groups import close_groups, device_settings, open_group, opened_device, wait_for_groups
 from hvdkit.torch.device.reductions import OF_BOOLS, can_reduce
@@ -34,7 +33,6 @@ from hvdkit.transport.device import Event, Stream
 
 #: Announced in place of "cpu", which stands for operations in host memory.
 CPU_GROUP = "cpu (torch)"
-_MOST_TOGETHER = 32  # limit of allreduces in one call of the backend
 
 
 @dataclass(slots=True, eq=False)
@@ -178,12 +176,8 @@ class TorchDevices:
             for buffer, (dtype, _) in zip(operation.buffers or self._contribution(asked), asked.tensors, strict=True):
                 self._scale(buffer, asked)
                 if buffer.count:
-                    alike.setdefault((dtype, _op(dtype, asked.op)), []).append(as_tensor(buffer))
-        begun = [
-            group.begin(calls.allreduce(group, tensors[first : first + _MOST_TOGETHER], op))
-            for (_, op), tensors in alike.items()
-            for first in range(0, len(tensors), _MOST_TOGETHER)
-        ]
+                    alike.setdefault((dtype, backend_op(dtype, asked.op)), []).append(as_tensor(buffer))
+        begun = [work for (_, op), tensors in alike.items() for work in collectives.all_reduce(group, tensors, op)]
         for work in begun:
             group.join(work)
 
@@ -192,28 +186,22 @@ class TorchDevices:
         results: list[Buffer] = []
         for at, (buffer, (dtype, shape)) in enumerate(zip(operation.buffers, asked.tensors, strict=True)):
             width, memory = math.prod(shape[1:]), as_tensor(buffer)
-            todo: Iterable[Call] = ()
             if asked.kind == "broadcast":
-                if buffer.count:
-                    todo = [calls.broadcast(group, memory, int(asked.option("root rank")))]
+                works = collectives.broadcast(group, memory, int(asked.option("root rank")))
             elif asked.kind == "allgather":
-                counts = [rows[at] * width for rows in operation.rows]
-                results.append(self._make(sum(counts), dtype))
-                todo = _all_gather(group, memory, as_tensor(results[-1]), counts)
+                result, works = collectives.all_gather(group, memory, [rows[at] * width for rows in operation.rows])
+                results.append(TensorBuffer(result, dtype))
             elif asked.kind == "alltoall":
                 sent = [count * width for count in operation.rows[rank]]
                 received = [splits[rank] * width for splits in operation.rows]
-                results.append(self._make(sum(received), dtype))
-                todo = [calls.all_to_all(group, memory[: sum(sent)], as_tensor(results[-1]), sent, received)]
+                result, works = collectives.all_to_all(group, memory[: sum(sent)], sent, received)
+                results.append(TensorBuffer(result, dtype))
             else:
-                counts = [rows * width for rows in split_rows(shape[0], size)]
                 self._scale(buffer, asked)
-                whole, longest = _equal_slices(memory, counts), max(counts)
-                own = whole[rank * longest : (rank + 1) * longest]
-                if longest:
-                    todo = [calls.reduce_scatter(group, own, whole, _op(dtype, asked.op))]
-                results.append(TensorBuffer(own[: counts[rank]], dtype))
-            for work in [group.begin(call) for call in todo]:
+                counts = [rows * width for rows in split_rows(shape[0], size)]
+                result, works = collectives.reduce_scatter(group, memory, counts, backend_op(dtype, asked.op))
+                results.append(TensorBuffer(result, dtype))
+            for work in works:
                 group.join(work)
         operation.results = results
 
@@ -221,9 +209,6 @@ class TorchDevices:
         factor = math.prod(factors(asked, self._transport.size))
         if factor != 1.0:
             scale(buffer, factor)
-
-    def _make(self, count: int, dtype: str) -> Buffer:
-        return TensorBuffer(torch.empty(count, dtype=DTYPES[dtype], device=_own["own"].device), dtype)
 
     def _contribution(self, asked: OperationRequest) -> list[Buffer]:
         """Return the contribution of a joined rank to a reduction: neutral values."""
@@ -244,39 +229,10 @@ class TorchDevices:
         return Operation(operation.name, ready.request, buffers)
 
 
-def _op(dtype: str, op: str) -> str:
+def backend_op(dtype: str, op: str) -> str:
+    """Return the backend's operation for a reduction of numbers of a dtype; see reductions.as_real()."""
     op = "sum" if op == "average" else op
     return OF_BOOLS[op] if dtype == "bool" else op
-
-
-def _pieces(memory: torch.Tensor, counts: Sequence[int]) -> Iterator[torch.Tensor]:
-    at = 0
-    for count in counts:
-        yield memory[at : at + count]
-        at += count
-
-
-def _all_gather(group: TorchGroup, memory: torch.Tensor, result: torch.Tensor, counts: Sequence[int]) -> Iterator[Call]:
-    """Concatenate all ranks' memory in the result. counts: elements of each rank."""
-    if len(set(counts)) == 1:
-        if counts[0]:
-            yield calls.allgather(group, memory, result)
-        return
-    for rank, piece in enumerate(_pieces(result, counts)):  # no gather of different counts is common to all backends
-        if rank == group.rank:
-            piece.copy_(memory)
-        if piece.numel():
-            yield calls.broadcast(group, piece, rank)
-
-
-def _equal_slices(memory: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return memory with slices of equal length, of which the last elements of some are not used."""
-    if len(set(counts)) == 1:
-        return memory
-    source = memory.new_zeros(len(counts), max(counts))
-    for target, piece in zip(source, _pieces(memory, counts), strict=True):
-        target[: len(piece)].copy_(piece)
-    return source.view(-1)
 
 
 def _leave() -> None:
