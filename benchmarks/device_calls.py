@@ -24,10 +24,9 @@ from hvdkit.tools.bench.report import describe_machine, summarise
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import DTYPES, TensorBuffer
 from hvdkit.transport.buckets import BucketSpec
-from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.gpu_driver import GpuDevice
 from hvdkit.transport.nccl.buckets import NcclBuckets
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.library import load_nccl
 from hvdkit.transport.single import SingleTransport
 
 _BUCKETS = 20
@@ -40,12 +39,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=15)
     parser.add_argument("--steps", type=positive_int, default=300, help="of a round")
     options = parser.parse_args()
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-    from stand_in import stand_in_path
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+    from stand_in import load_collectives, open_stand_in
 
-    device = CudaDevice(load_driver(stand_in_path()), 0)
+    device = open_stand_in()
     steps = {_NOTHING: _step(None), _THREE: _step(device), _EVERY: _step(device)}
-    group = DeviceGroup(SingleTransport(), device, load_nccl(stand_in_path()), "this rank", 20.0)
+    group = DeviceGroup(SingleTransport(), device, load_collectives(), "this rank", 20.0)
     buckets = NcclBuckets(group, [BucketSpec("float32", 1)], _allocate, gpu.scale, lambda: 0)
     bucket = "a bucket of one number, until the stream has it"
 
@@ -69,7 +68,7 @@ def main() -> None:
     finish(rows, f"hvdkit {hvdkit.__version__}, {machine['processor']}, {machine['cores']} cores", options.json)
 
 
-def _step(device: CudaDevice | None) -> Callable[[], None]:
+def _step(device: GpuDevice | None) -> Callable[[], None]:
     """What a step tells the observer of its buckets, and what this reads of earlier steps."""
     names = tuple(map(str, range(_BUCKETS)))
     facts = PlanFacts("plan", (0,), (4,) * _BUCKETS, (4,) * _BUCKETS, names, threaded=False)

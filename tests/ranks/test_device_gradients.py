@@ -354,7 +354,7 @@ def test_memory_of_a_released_gradient_is_used_again_after_the_copy_of_it(monkey
 
 
 def test_slow_operations_name_those_beside_them() -> None:
-    group, other = (mock.Mock(spec=DeviceGroup, where="rank 0 on node1, GPU 0") for _ in range(2))
+    group, other = (mock.Mock(spec=DeviceGroup, where="rank 0 on node1, GPU 0", library="NCCL") for _ in range(2))
     group.name, other.name = "optimizer.1", "the common communicator"
     assert "different orders" not in describe_slow(group, [], 61.2)
     text = describe_slow(group, [other], 61.2)
@@ -373,6 +373,10 @@ OWN = [Finding("", "node1", "a", 0, (2, 29, 7)), Finding("", "node1", "b", 1, (2
         (
             Finding("", "node2", "b", 0, (2, 28, 3)),
             "rank 0 on node1 has NCCL 2.29.7 and rank 1 on node2 has NCCL 2.28.3",
+        ),
+        (
+            Finding("", "node2", "b", 0, (2, 29, 7), library="RCCL"),
+            "rank 0 on node1 has NCCL 2.29.7 and rank 1 on node2 has RCCL 2.29.7",
         ),
         (Finding("", "node1", "a", 0, (2, 29, 7)), "ranks 0 and 1 on node1 use the same GPU"),
         (Finding("", "node1", "a", 0, (2, 29, 7), True), ""),

@@ -16,8 +16,9 @@ from stand_in import ask_to_fail, find_compiler, stand_in_path
 
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.transport.api import Transport
-from hvdkit.transport.cuda import CudaDevice, CudaError, Driver, load_driver
-from hvdkit.transport.nccl.library import Library, _mapped, find_library
+from hvdkit.transport.cuda import CudaDriver, load_driver
+from hvdkit.transport.gpu_driver import DriverError, GpuDevice
+from hvdkit.transport.nccl.library import NCCL, Library, find_library
 
 pytestmark = [
     pytest.mark.ranks,
@@ -61,7 +62,7 @@ def test_the_librarys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     maps.write_text(
         "7f00-7f01 r-xp 00000000 08:01 99   /a place/nvidia/nccl/lib/libnccl.so.2\n7f02-7f03 rw-p 0 0:0 0\n"
     )
-    assert _mapped(str(maps)) == "/a place/nvidia/nccl/lib/libnccl.so.2"
+    assert NCCL.mapped(str(maps)) == ["/a place/nvidia/nccl/lib/libnccl.so.2"]
     assert find_library("/my/libnccl.so.2") == "/my/libnccl.so.2"
     wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     wheel.parent.mkdir(parents=True)
@@ -79,22 +80,22 @@ def test_a_library_that_is_missing_or_too_old_is_an_error_with_its_cure(monkeypa
     with pytest.raises(MissingDependencyError, match=r"NCCL 2.17.1 .* is too old: hvdkit needs 2.18.1"):
         Library(stand_in_path())
     with pytest.raises(MissingDependencyError, match="nvidia-smi"):
-        Driver("/no/such/libcuda.so.1")
+        CudaDriver("/no/such/libcuda.so.1")
 
 
 def test_a_device_that_is_not_there_and_one_without_memory() -> None:
     driver = load_driver(stand_in_path())
     with pytest.raises(TransportError, match="no GPU 3: this process sees 1"):
-        CudaDevice(driver, 3)
-    device = CudaDevice(driver, 0)
+        GpuDevice(driver, 3)
+    device = GpuDevice(driver, 0)
     ask_to_fail("cuEventCreate", 2)
-    with pytest.raises(CudaError, match=r"GPU 0: out of memory .* smaller batch"):
+    with pytest.raises(DriverError, match=r"GPU 0: out of memory .* smaller batch"):
         device.make_event()
     assert device.make_event().done()
 
 
 def test_events_measure_on_both_kinds_of_device() -> None:
-    for device in (CudaDevice(load_driver(stand_in_path()), 0), HostDevice()):
+    for device in (GpuDevice(load_driver(stand_in_path()), 0), HostDevice()):
         stream = device.make_stream()
         first, last = device.make_event(timing=True), device.make_event(timing=True)
         first.record(stream)

@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from stand_in import stand_in_path, synchronizations
+from stand_in import open_stand_in, stand_in_path, synchronizations
 from torch_world import Case, Weights, train_on_ranks
 
 from hvdkit.torch import gpu
 from hvdkit.torch.tensors import DTYPES, TensorBuffer
 from hvdkit.transport.buffer import Buffer
-from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.gpu_driver import GpuDevice
 from hvdkit.transport.nccl import groups
 
 #: Settings of init() under which only NCCL will do.
@@ -41,8 +41,8 @@ def stand_in_gpu() -> Iterator[dict[str, Any]]:
     path = stand_in_path()
 
     @functools.cache
-    def open_device(index: int) -> CudaDevice:
-        return CudaDevice(load_driver(path), index)
+    def open_device(index: int, _: object = None) -> GpuDevice:
+        return open_stand_in(index)
 
     with (
         mock.patch.object(gpu, "is_cuda_build", lambda: True),

@@ -13,26 +13,35 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdkit.errors import HvdkitError, TransportError
+from hvdkit.errors import ConfigError, HvdkitError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
-from hvdkit.transport.cuda import CudaDevice, allow_captures, open_device
+from hvdkit.transport.c_library import CLibrary
+from hvdkit.transport.cuda import CudaDriver, open_device
+from hvdkit.transport.gpu_driver import Driver, GpuDevice
+from hvdkit.transport.hip import HipDriver
 from hvdkit.transport.nccl.group import DeviceGroup
-from hvdkit.transport.nccl.library import Library, Version, load_nccl
+from hvdkit.transport.nccl.library import NCCL, RCCL, Library, Version, load_nccl
 from hvdkit.transport.small_collectives import allgather_object
+
+#: What a framework is built for -> the driver and the library of collectives of its GPUs.
+PLATFORMS: dict[str, tuple[type[Driver], CLibrary]] = {"cuda": (CudaDriver, NCCL), "rocm": (HipDriver, RCCL)}
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
     """The settings for reductions of GPU memory.
 
-    wish: "nccl"; "auto" for NCCL where possible; "host" for reductions in the host's memory. library: path of libnccl;
-    "" to find it. shares: the ranks were started to share GPUs.
+    wish: "nccl", or RCCL on ROCm; "auto" for it where possible; "host" for reductions in the host's memory.
+    library: path of libnccl or librccl; "" to find it.
+    shares: the ranks were started to share GPUs.
+    platform: what the framework is built for, in PLATFORMS.
     """
 
     wish: str = "auto"
     library: str = ""
     shares: bool = False
+    platform: str = "cuda"
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,9 @@ class Finding:
     host: name of its host.
     gpu: UUID of its GPU; "" if its tensors are not on one GPU.
     index: number of the GPU among those that the process sees.
-    version: of NCCL.
+    version: of NCCL or RCCL.
     shares: the rank may share its GPU.
+    library: "NCCL" or "RCCL".
     """
 
     problem: str = ""
@@ -53,6 +63,7 @@ class Finding:
     index: int = 0
     version: Version = (0, 0, 0)
     shares: bool = False
+    library: str = NCCL.name
 
 
 _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
@@ -78,8 +89,10 @@ def open_group(
     the same order on all ranks, and a joined rank begins a round of all plans.
     Returns None if the ranks' tensors go through the host's memory: because `settings` select it, because no rank's
     tensors are on a GPU, or because NCCL cannot be used, for which the first rank logs a warning.
-    Raises TransportError on all ranks, with the cause, if NCCL was requested and cannot be used.
+    Raises TransportError on all ranks, with the cause, if NCCL was requested and cannot be used, and ConfigError for a
+    wish that is not in DeviceSettings.
     """
+    _check_wish(settings.wish)
     if settings.wish == "host":
         return None
     device, library, finding = _look(index, host, settings)
@@ -88,7 +101,8 @@ def open_group(
         return None
     problem = find_problem(findings)
     if problem and settings.wish == "nccl":
-        raise TransportError(f"device_transport=nccl: NCCL cannot be used. The cause is {problem}")
+        name = PLATFORMS[settings.platform][1].name
+        raise TransportError(f"device_transport=nccl: {name} cannot be used. The cause is {problem}")
     if problem:
         if transport.rank == 0:
             logger.warning("Tensors of GPUs go through the host's memory. The cause is %s", problem)
@@ -103,14 +117,26 @@ def open_group(
     return _groups[key]
 
 
-def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[CudaDevice | None, Library | None, Finding]:
+def _check_wish(wish: str) -> None:
+    if wish == "torch":
+        raise ConfigError(
+            "device_transport=torch: process groups of torch.distributed reduce tensors of PyTorch only, and these are "
+            "of TensorFlow or JAX. Set HVDKIT_DEVICE_TRANSPORT to nccl, host or auto."
+        )
+    if wish not in ("auto", "nccl", "host"):
+        raise ConfigError(f"device_transport={wish!r} is unknown. Set HVDKIT_DEVICE_TRANSPORT to nccl, host or auto.")
+
+
+def _look(index: int | None, host: str, settings: DeviceSettings) -> tuple[GpuDevice | None, Library | None, Finding]:
     if index is None:
         return None, None, Finding("", host)
+    driver, kind = PLATFORMS[settings.platform]
     try:
-        device, library = open_device(index), load_nccl(settings.library)
+        device, library = open_device(index, driver), load_nccl(settings.library, kind)
     except HvdkitError as error:
         return None, None, Finding(str(error), host)
-    return device, library, Finding("", host, device.uuid, device.index, library.version, settings.shares)
+    finding = Finding("", host, device.uuid, device.index, library.version, settings.shares, library.name)
+    return device, library, finding
 
 
 def find_problem(findings: Sequence[Finding]) -> str:
@@ -122,11 +148,11 @@ def find_problem(findings: Sequence[Finding]) -> str:
         other = findings[0]
         if not finding.gpu:
             return f"rank {rank} on {finding.host}: its tensors are not all on one GPU."
-        if finding.version[0] != other.version[0] or finding.version[1] != other.version[1]:
-            dotted = [".".join(map(str, each.version)) for each in (other, finding)]
+        if finding.library != other.library or finding.version[:2] != other.version[:2]:
+            names = [f"{each.library} {'.'.join(map(str, each.version))}" for each in (other, finding)]
             return (
-                f"rank 0 on {other.host} has NCCL {dotted[0]} and rank {rank} on {finding.host} has NCCL {dotted[1]}. "
-                "Install the same version of NCCL on all hosts."
+                f"rank 0 on {other.host} has {names[0]} and rank {rank} on {finding.host} has {names[1]}. "
+                f"Install the same version of {other.library} on all hosts."
             )
     owners: dict[str, int] = {}
     for rank, finding in enumerate(findings):
@@ -148,7 +174,7 @@ def opened_gpu() -> int | None:
 
 
 def opened_version() -> Version | None:
-    """Return the version of NCCL in this process's open device groups; None without a group."""
+    """Return the version of NCCL or RCCL in this process's open device groups; None without a group."""
     return next((group.version for group in tuple(_groups.values())), None)
 
 
@@ -171,13 +197,14 @@ def watch(group: DeviceGroup) -> None:
     with _lock:
         _watched.add(group)
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_look_after_groups, name="hvdkit-nccl", daemon=True)
+            driver = group.device.driver
+            _thread = threading.Thread(target=_look_after_groups, args=(driver,), name="hvdkit-nccl", daemon=True)
             _thread.start()
 
 
-def _look_after_groups() -> None:
+def _look_after_groups(driver: Driver) -> None:
     with contextlib.suppress(HvdkitError):
-        allow_captures()
+        driver.allow_captures()
     pause = threading.Event()
     while not pause.wait(_WATCH_S):
         with _lock:
