@@ -38,6 +38,7 @@ from hvdkit.config import Config
 from hvdkit.engine import runtime
 from hvdkit.engine.planned.plan import TensorSpec
 from hvdkit.errors import ConfigError, HorovodInternalError, PlanMismatchError
+from hvdkit.transport.dlpack import GPU_TYPES
 from hvdkit.transport.nccl import groups
 from hvdkit.transport.nccl.communicator import Communicator
 
@@ -62,7 +63,7 @@ def _jax_gpu() -> Iterator[dict[str, Any]]:
         mock.patch.object(gpu, "is_gpu_build", lambda: True),
         mock.patch.object(gpu, "platform", platform),
         mock.patch.object(gpu, "common_gpu", lambda: 0),
-        mock.patch.dict(gpu.GPU_TYPES, {"rocm": _DLPACK_CPU})
+        mock.patch.dict(GPU_TYPES, {"rocm": _DLPACK_CPU})
         if named
         else mock.patch.object(gpu, "address_of", lambda buffer: np.asarray(buffer).__array_interface__["data"][0]),
         mock.patch.object(gpu, "stream_of", lambda _: 0),

@@ -22,6 +22,7 @@ from tensorflow_world import joined
 import hvdkit.tensorflow as hvd
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow import gpu
+from hvdkit.transport.dlpack import GPU_TYPES
 from hvdkit.transport.nccl import groups
 from hvdkit.transport.nccl.group import DeviceGroup
 
@@ -39,7 +40,7 @@ def stand_in_gpu() -> Iterator[dict[str, Any]]:
         mock.patch.object(gpu, "platform", platform),
         mock.patch.object(gpu, "common_gpu", lambda _: "CPU:0"),
         mock.patch.object(gpu, "device_index", lambda _: 0),
-        mock.patch.dict(gpu.GPU_TYPES, {platform(): _DLPACK_CPU}),
+        mock.patch.dict(GPU_TYPES, {platform(): _DLPACK_CPU}),
         contextlib.nullcontext()
         if named
         else mock.patch.object(groups, "open_device", lambda index, _: open_stand_in(index)),
@@ -157,7 +158,7 @@ def builds(_: str) -> None:
         ):
             assert gpu.platform() == built_for
     gpu.platform.cache_clear()
-    assert gpu.GPU_TYPES == {"cuda": 2, "rocm": 10}  # kDLCUDA, kDLROCM
+    assert GPU_TYPES == {"cuda": 2, "rocm": 10}  # kDLCUDA, kDLROCM
 
 
 def device_numbers() -> None:
