@@ -118,7 +118,7 @@ class Driver(ABC):
 
 
 class GpuDevice(Device):
-    """See Device: GPU `index` of those that this process sees. uuid: of the GPU, or of the part of it that it sees."""
+    """See Device: GPU `index` of those that this process sees. uuid: identity of the GPU, from Driver.open_gpu()."""
 
     def __init__(self, driver: Driver, index: int) -> None:
         """Open the GPU. Raises TransportError if this process sees fewer GPUs, DriverError if the driver fails."""

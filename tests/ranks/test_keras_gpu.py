@@ -58,6 +58,10 @@ def test_in_particular_on_jax(check: str) -> None:
     run_check(2, "jax", f"keras_gpu:{check}")
 
 
+def test_a_wish_that_is_unknown_or_of_another_framework_is_an_error() -> None:
+    run_check(2, "jax", "keras_gpu:refused_wishes")
+
+
 @pytest.mark.slow
 def test_keras_on_torch_goes_the_way_of_torch() -> None:
     run_check(2, "torch", "keras_gpu:train", {})

@@ -46,6 +46,7 @@ def run_on_rocm(size: int, backend: str, check: str, *args: Any) -> None:
     run_check(size, backend, check, *args, env=rocm_variables())
 
 
+@pytest.mark.slow
 def test_the_checks_of_every_transport_where_late_work_matters() -> None:
     late = {"STAND_IN_PAUSE_US": "300"}
     run_ranks(3, check, sorted(QUICK), transport="shared_memory", env={**rocm_variables(), **late})
@@ -63,8 +64,9 @@ def test_a_failure_of_hip_names_its_function_and_rccl() -> None:
         assert "RCCL's operations on rank" in said[0] and set(said) == {said[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.keras("tensorflow")
-@pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_tensorflow_trains_as_one_process(mode: str) -> None:
     run_on_rocm(2, "tensorflow", "tensorflow_gpu:on_gpu", "tensorflow_training", "as_one_process", mode, ["SGD"])
 
@@ -77,10 +79,6 @@ def test_jax_trains_as_one_process(check: str) -> None:
 @pytest.mark.slow
 def test_buckets_on_jax() -> None:
     run_on_rocm(2, "jax", "keras_gpu:buckets", {}, 12)
-
-
-def test_a_wish_that_these_frameworks_cannot_have_is_an_error() -> None:
-    run_on_rocm(2, "jax", "keras_gpu:refused_wishes")
 
 
 @pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.keras("tensorflow")), "jax"])
