@@ -88,7 +88,7 @@ def _measure(rounds: int, steps: int, *, gloo: bool) -> list[Row]:
     tensor, arguments = torch.ones(_NUMBERS), dist.AllreduceOptions()
 
     def call() -> None:
-        group.backend.allreduce([tensor], arguments).wait()
+        group.backend.calls.allreduce([tensor], arguments).wait()
 
     def reduce() -> None:
         buckets.start(0)

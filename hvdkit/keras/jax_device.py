@@ -201,7 +201,7 @@ def open_device_reduction(
 
     Raises what DeviceReduction.enter() raises.
     """
-    if not jax_gpu.is_cuda_build() or not runtime.runtime("a reduction of gradients").provider.native:
+    if not jax_gpu.is_gpu_build() or not runtime.runtime("a reduction of gradients").provider.native:
         return None
     if type(strategy) is not AllReduce or not jax_in_place.has_call():
         return None

@@ -38,7 +38,7 @@ from hvdkit.transport.nccl.arrays import DeviceArrays
 from hvdkit.transport.nccl.groups import DeviceSettings, close_groups, open_group
 from hvdkit.transport.polling import Backoff
 
-#: CUDA's default stream. TensorFlow does not use it; its work on other streams is done, as the host has waited for it.
+#: The default stream. TensorFlow does not use it; its work on other streams is done, as the host has waited for it.
 _DEFAULT_STREAM = 0
 
 
@@ -70,8 +70,8 @@ def open_device_gradients(
             if device is not None and transport.rank == 0:
                 logger.info("%s: gradients go through the host's memory, because %s.", name, problem)
             return None
-        config, index = current.config, None if device is None else gpu.cuda_index(device)
-        settings = DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus)
+        config, index = current.config, None if device is None else gpu.device_index(device)
+        settings = DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus, gpu.platform())
         devices = open_group(transport, index, current.world.host, settings)
         if devices is None:
             return None

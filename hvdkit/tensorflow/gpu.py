@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,19 +10,20 @@ import tensorflow as tf
 
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow.tracing import in_session
-
-#: DLPack's device type of CUDA memory.
-DLPACK_CUDA = 2
+from hvdkit.transport.dlpack import GPU_TYPES, read_capsule
 
 
-def is_cuda_build() -> bool:
-    """Return whether this TensorFlow was built for CUDA; all ranks of a job have the same build."""
-    return bool(tf.test.is_built_with_cuda())
+@functools.cache
+def platform() -> str:
+    """Return what this TensorFlow was built for, "cuda" or "rocm"; "" for CPUs. All ranks have the same build."""
+    if tf.test.is_built_with_rocm():
+        return "rocm"
+    return "cuda" if tf.test.is_built_with_cuda() else ""
 
 
 def gpu_for(variables: Iterable[Any]) -> str | None:
     """Return TensorFlow's name of the GPU that may reduce gradients of these variables; None for host memory."""
-    return common_gpu(variables) if is_cuda_build() and not in_session() else None
+    return common_gpu(variables) if platform() and not in_session() else None
 
 
 def common_gpu(variables: Iterable[Any]) -> str | None:
@@ -40,8 +41,8 @@ def _device_of(variable: Any) -> str:
     return str(own.device or "")
 
 
-def cuda_index(device: str) -> int:
-    """Return the CUDA index, in this process, of one of TensorFlow's GPUs ("GPU:0").
+def device_index(device: str) -> int:
+    """Return the number for CUDA or HIP, in this process, of one of TensorFlow's GPUs ("GPU:0").
 
     TensorFlow counts the devices after tf.config.set_visible_devices(), and each part of a divided GPU.
     """
@@ -53,31 +54,19 @@ def cuda_index(device: str) -> int:
     return int(shown[int(device.rpartition(":")[2])].name.rpartition(":")[2])
 
 
-class _DlTensor(ctypes.Structure):
-    """The beginning of DLPack's DLManagedTensor, including that of its DLTensor."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
-
-
-_read_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
 def address_of(tensor: Any) -> int:
     """Return the address of an eager tensor in GPU memory, valid as long as the tensor exists.
 
     The calling thread waits until the GPU has done all of TensorFlow's work. Raises HorovodInternalError
     for a tensor that is not on a GPU.
     """
-    capsule = tf.experimental.dlpack.to_dlpack(tensor)
-    read = _DlTensor.from_address(_read_capsule(capsule, b"dltensor"))
-    if read.device_type != DLPACK_CUDA:
+    address, memory = read_capsule(tf.experimental.dlpack.to_dlpack(tensor))
+    if memory != GPU_TYPES.get(platform()):
         raise HorovodInternalError(
             f"A gradient of shape {tuple(tensor.shape)} and {tensor.dtype.name} is on {tensor.device}, but its "
             "variable is on a GPU. Set HVDKIT_DEVICE_TRANSPORT=host to have gradients go through the host's memory."
         )
-    return int(read.data or 0)
+    return address
 
 
 def empty_like(tensor: Any) -> Any:

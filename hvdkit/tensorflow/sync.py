@@ -235,7 +235,7 @@ class GradientSync:
         self._planned = True
 
     def _open_device_gradients(self, group: Group, specs: Sequence[VariableSpec]) -> DeviceGradients | None:
-        if not gpu.is_cuda_build():
+        if not gpu.platform():
             return None  # without a collective call
         from hvdkit.tensorflow.device_gradients import open_device_gradients
 

@@ -54,3 +54,7 @@ def test_buckets_on_jax_are_started_by_calls_of_their_own_and_waited_for_by_the_
 @pytest.mark.parametrize("check", ["apply_by_hand", "different_models", "coded", "moved", "interrupted"])
 def test_in_particular_on_jax(check: str) -> None:
     run_check(2, "jax", f"keras_gpu:{check}")
+
+
+def test_a_wish_that_is_unknown_or_of_another_framework_is_an_error() -> None:
+    run_check(2, "jax", "keras_gpu:refused_wishes")

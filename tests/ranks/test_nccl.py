@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import nccl_checks
 import pytest
@@ -16,8 +20,14 @@ from stand_in import ask_to_fail, find_compiler, stand_in_path
 from hvdkit.errors import MissingDependencyError, TransportError
 from hvdkit.torch.device.host import HostDevice
 from hvdkit.transport.api import Transport
-from hvdkit.transport.cuda import CudaDevice, CudaError, Driver, load_driver
-from hvdkit.transport.nccl.library import Library, _mapped, find_library
+from hvdkit.transport.arithmetic import NumpyArithmetic
+from hvdkit.transport.buckets import BucketSpec
+from hvdkit.transport.buffer import make_buffer
+from hvdkit.transport.cuda import CudaDriver, load_driver
+from hvdkit.transport.gpu_driver import DriverError, GpuDevice
+from hvdkit.transport.nccl.buckets import NcclBuckets
+from hvdkit.transport.nccl.group import DeviceGroup, describe_slow
+from hvdkit.transport.nccl.library import NCCL, Library, find_library
 
 pytestmark = [
     pytest.mark.ranks,
@@ -61,7 +71,7 @@ def test_the_librarys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     maps.write_text(
         "7f00-7f01 r-xp 00000000 08:01 99   /a place/nvidia/nccl/lib/libnccl.so.2\n7f02-7f03 rw-p 0 0:0 0\n"
     )
-    assert _mapped(str(maps)) == "/a place/nvidia/nccl/lib/libnccl.so.2"
+    assert NCCL.mapped(str(maps)) == ["/a place/nvidia/nccl/lib/libnccl.so.2"]
     assert find_library("/my/libnccl.so.2") == "/my/libnccl.so.2"
     wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     wheel.parent.mkdir(parents=True)
@@ -79,22 +89,22 @@ def test_a_library_that_is_missing_or_too_old_is_an_error_with_its_cure(monkeypa
     with pytest.raises(MissingDependencyError, match=r"NCCL 2.17.1 .* is too old: hvdkit needs 2.18.1"):
         Library(stand_in_path())
     with pytest.raises(MissingDependencyError, match="nvidia-smi"):
-        Driver("/no/such/libcuda.so.1")
+        CudaDriver("/no/such/libcuda.so.1")
 
 
 def test_a_device_that_is_not_there_and_one_without_memory() -> None:
     driver = load_driver(stand_in_path())
     with pytest.raises(TransportError, match="no GPU 3: this process sees 1"):
-        CudaDevice(driver, 3)
-    device = CudaDevice(driver, 0)
+        GpuDevice(driver, 3)
+    device = GpuDevice(driver, 0)
     ask_to_fail("cuEventCreate", 2)
-    with pytest.raises(CudaError, match=r"GPU 0: out of memory .* smaller batch"):
+    with pytest.raises(DriverError, match=r"GPU 0: out of memory .* smaller batch"):
         device.make_event()
     assert device.make_event().done()
 
 
 def test_events_measure_on_both_kinds_of_device() -> None:
-    for device in (CudaDevice(load_driver(stand_in_path()), 0), HostDevice()):
+    for device in (GpuDevice(load_driver(stand_in_path()), 0), HostDevice()):
         stream = device.make_stream()
         first, last = device.make_event(timing=True), device.make_event(timing=True)
         first.record(stream)
@@ -102,3 +112,48 @@ def test_events_measure_on_both_kinds_of_device() -> None:
         last.synchronize()
         assert last.done() and last.elapsed_ms(first) >= 0.0
         device.destroy_stream(stream)
+
+
+def a_rank_dies(transport: Transport) -> tuple[str, str]:
+    """The last rank is killed while the others reduce a bucket, and wait for it on the device."""
+    group = nccl_checks.connect_group(transport)
+    arithmetic = NumpyArithmetic()
+    buckets = NcclBuckets(
+        group,
+        [BucketSpec("float32", 1000)],
+        make_buffer,
+        lambda buffer, factor: arithmetic.combine(buffer, [buffer], scale=factor),
+        lambda: 0,
+    )
+    buckets.memory[0].array[:] = 1.0
+    buckets.start(0)
+    buckets.wait(0)
+    group.wait_for_stream()
+    assert buckets.memory[0].array.tolist() == [3.0] * 1000
+    if transport.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    buckets.start(0)
+    buckets.wait(0)  # comes back when the group has failed; the bucket is undefined
+    with pytest.raises(TransportError) as later:
+        for _ in range(100):
+            buckets.start(0)
+            buckets.wait(0)
+            time.sleep(0.1)
+    group.close()
+    return str(later.value), group.where
+
+
+def test_a_killed_rank_ends_the_wait_of_the_others() -> None:
+    *others, killed = run_piped(3, a_rank_dies)
+    assert killed is None
+    for message, where in others:
+        assert f"NCCL's operations on {where} were ended" in message
+
+
+def test_slow_operations_name_those_beside_them() -> None:
+    group, other = (mock.Mock(spec=DeviceGroup, where="rank 0 on node1, GPU 0", library="NCCL") for _ in range(2))
+    group.name, other.name = "optimizer.1", "the common communicator"
+    assert "different orders" not in describe_slow(group, [], 61.2)
+    text = describe_slow(group, [other], 61.2)
+    assert "of optimizer.1 on rank 0 on node1, GPU 0 have been under way for 61 s" in text
+    assert "Those of the common communicator are under way on this GPU too" in text and "different orders" in text

@@ -108,15 +108,17 @@ MAY_READ_ENVIRONMENT = (
     "common/util.py",
     "engine/startup.py",
     "integrations/ranks.py",
+    "torch/device/variables.py",
 )
 #: The first has a function of Horovod's that does just that. engine/startup.py keeps HOROVOD_RANK and the like true for
-#: the scripts of elastic jobs. The third makes a rank of a process that runs already. The last marks a rank for the
-#: processes that it starts.
+#: the scripts of elastic jobs. The third makes a rank of a process that runs already. The fourth marks a rank
+#: for the processes that it starts. A constructor of torch takes no other argument for what the last sets.
 MAY_WRITE_ENVIRONMENT = (
     "common/util.py",
     "engine/startup.py",
     "integrations/ranks.py",
     "engine/child_processes.py",
+    "torch/device/variables.py",
 )
 MAY_PRINT = ("launch/", "tools/", "cli.py")
 

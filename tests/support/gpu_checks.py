@@ -20,10 +20,10 @@ from torch import nn
 import hvdkit.torch as hvd
 from hvdkit.engine.observe.recording import HEAD, RECORDER, STAMPS, clock
 from hvdkit.errors import HvdkitError
-from hvdkit.transport.cuda import Driver
+from hvdkit.transport.gpu_driver import Driver
 
 _WARM_UP = 5
-_WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
+_WAITS = ("synchronize_event",)
 
 
 def count_waits(device: str, **options: Any) -> dict[str, int]:

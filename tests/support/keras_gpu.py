@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -25,37 +31,48 @@ from keras_training import (
     mine,
     raises,
 )
-from stand_in import ask_to_fail, stand_in_path, synchronizations
+from stand_in import ask_to_fail, open_stand_in, platform, stand_in_path, synchronizations
 
 import hvdkit.keras as hvd
+from hvdkit.config import Config
+from hvdkit.engine import runtime
 from hvdkit.engine.planned.plan import TensorSpec
-from hvdkit.errors import HorovodInternalError, PlanMismatchError
-from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.errors import ConfigError, HorovodInternalError, PlanMismatchError
+from hvdkit.transport.dlpack import GPU_TYPES
 from hvdkit.transport.nccl import groups
 from hvdkit.transport.nccl.communicator import Communicator
 
+_DLPACK_CPU = 1
 SGD = {"name": "SGD", "learning_rate": 0.05, "momentum": 0.9}
 
 
 @contextmanager
 def _jax_gpu() -> Iterator[dict[str, Any]]:
-    """Within, JAX's arrays count as those of a GPU, and nothing of them may be copied for a callback."""
+    """Within, JAX's arrays count as those of a GPU, and nothing of them may be copied for a callback.
+
+    On ROCm HIP and RCCL are found as on a machine with a GPU, by their names, and addresses by DLPack.
+    """
     gpu = importlib.import_module("hvdkit.keras.jax_gpu")
     in_place = importlib.import_module("hvdkit.keras.jax_in_place")
-    path = stand_in_path()
+    named = platform() == "rocm"
 
     def refuse(*_: Any) -> None:
         raise AssertionError("gradients were to go through the host")
 
     with (
-        mock.patch.object(gpu, "is_cuda_build", lambda: True),
+        mock.patch.object(gpu, "is_gpu_build", lambda: True),
+        mock.patch.object(gpu, "platform", platform),
         mock.patch.object(gpu, "common_gpu", lambda: 0),
-        mock.patch.object(gpu, "address_of", lambda buffer: np.asarray(buffer).__array_interface__["data"][0]),
+        mock.patch.dict(GPU_TYPES, {"rocm": _DLPACK_CPU})
+        if named
+        else mock.patch.object(gpu, "address_of", lambda buffer: np.asarray(buffer).__array_interface__["data"][0]),
         mock.patch.object(gpu, "stream_of", lambda _: 0),
         mock.patch.object(in_place, "trace_in_order", refuse),
-        mock.patch.object(groups, "open_device", lambda index: CudaDevice(load_driver(path), index)),
+        contextlib.nullcontext()
+        if named
+        else mock.patch.object(groups, "open_device", lambda index, _: open_stand_in(index)),
     ):
-        yield {"device_transport": "nccl", "nccl_library": path}
+        yield {"device_transport": "nccl", "nccl_library": "" if named else stand_in_path()}
 
 
 @contextmanager
@@ -87,6 +104,37 @@ def train(option: dict[str, Any], tolerance: float = 1e-5, compression: str = "n
         optimizer = hvd.DistributedOptimizer(make_optimizer(spec), compression=chosen, **wrap)
         fit(model, optimizer, mine(data), rows=ROWS)
         assert_alike(model, reference, tolerance)
+
+
+def builds(folder: str) -> None:
+    """Which plugin is installed decides whether there are GPUs, the platform of the device whose they are."""
+    gpu = importlib.import_module("hvdkit.keras.jax_gpu")
+    for plugin, version, built_for in (
+        ("xla_cuda12", "PJRT C API\ncuda 12080", "cuda"),
+        ("xla_rocm7", "PJRT C API\nrocm 70000", "rocm"),
+    ):
+        plugins = Path(folder, f"{os.getpid()}-{plugin}")
+        Path(plugins, plugin).mkdir(parents=True)
+        Path(plugins, plugin, "__init__.py").touch()
+        device = SimpleNamespace(client=SimpleNamespace(platform_version=version))
+        with (
+            mock.patch.dict(sys.modules, jax_plugins=SimpleNamespace(__path__=[str(plugins)])),
+            mock.patch.object(gpu, "_default_device", lambda device=device: device),
+        ):
+            assert gpu.is_gpu_build() and gpu.platform() == built_for
+            assert gpu.device_settings(Config()).platform == built_for
+    with mock.patch.dict(sys.modules, jax_plugins=SimpleNamespace(__path__=[])):
+        assert not gpu.is_gpu_build()
+
+
+def refused_wishes() -> None:
+    """Words that the adapter does not know are errors on all ranks before anything is reduced; never "auto"."""
+    gpu = importlib.import_module("hvdkit.keras.jax_gpu")
+    for wish, text in (("torch", "or JAX. Set HVDKIT_DEVICE_TRANSPORT to nccl"), ("ncl", "'ncl' is unknown")):
+        with _jax_gpu() as settings, joined(**settings):
+            wished = dataclasses.replace(gpu.device_settings(runtime.runtime("a test").config), wish=wish)
+            with mock.patch.object(gpu, "device_settings", lambda _, wished=wished: wished), raises(ConfigError, text):
+                fit(make_model(), hvd.DistributedOptimizer(make_optimizer(SGD)), mine(make_data()), rows=ROWS)
 
 
 def buckets(option: dict[str, Any], steps: int) -> None:

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from stand_in import ask_to_fail, stand_in_path, synchronizations
+from stand_in import ask_to_fail, load_collectives, open_stand_in, platform, stand_in_path, synchronizations
 
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.buffer import as_buffer
-from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.gpu_driver import GpuDevice
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.group import DeviceGroup
 from hvdkit.transport.nccl.groups import watch
-from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, NcclError, load_nccl
+from hvdkit.transport.nccl.library import OPERATIONS, REDUCIBLE, NcclError
 
 _NUMPY = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -41,31 +41,27 @@ def _broadcast(transport: Transport) -> Callable[[bytes], bytes]:
 def connect(transport: Transport, timeout_s: float = 20.0) -> Communicator:
     """The ranks of `transport`, as NCCL's."""
     where = f"rank {transport.rank} on {socket.gethostname()}, GPU 0"
-    library = load_nccl(stand_in_path())
+    library = load_collectives()
     return Communicator(library, transport.rank, transport.size, _broadcast(transport), where, lambda: None, timeout_s)
 
 
 def connect_group(transport: Transport) -> DeviceGroup:
     """The ranks of `transport`, each with the stand-in's GPU, looked after by a thread."""
     where = f"rank {transport.rank} on {socket.gethostname()}, GPU 0"
-    group = DeviceGroup(transport, _device(), load_nccl(stand_in_path()), where, 20.0)
+    group = DeviceGroup(transport, open_stand_in(), load_collectives(), where, 20.0)
     watch(group)
     return group
 
 
 @contextmanager
-def stream_of(device: CudaDevice) -> Iterator[int]:
+def stream_of(device: GpuDevice) -> Iterator[int]:
     """A stream of high priority."""
     stream = device.make_stream(high_priority=True)
     yield stream
     device.destroy_stream(stream)
 
 
-def _device() -> CudaDevice:
-    return CudaDevice(load_driver(stand_in_path()), 0)
-
-
-def _finish(device: CudaDevice, stream: int) -> None:
+def _finish(device: GpuDevice, stream: int) -> None:
     event = device.make_event()
     event.record(stream)
     while not event.done():
@@ -78,7 +74,7 @@ def _values(rank: int, count: int, dtype: str) -> NDArray[Any]:
 
 def collectives(transport: Transport) -> None:
     """Every collective, with every dtype and operation, at once on one stream and without a wait of the host."""
-    device, communicator = _device(), connect(transport)
+    device, communicator = open_stand_in(), connect(transport)
     before, rank, size, checks = synchronizations(), transport.rank, transport.size, []
     with stream_of(device) as stream:
         dtypes = [dtype for dtype in REDUCIBLE if dtype != "bfloat16"]
@@ -115,7 +111,7 @@ def collectives(transport: Transport) -> None:
 
 def messages(transport: Transport) -> None:
     """Pieces of any size to every rank at once, and some that are larger than what a wire holds."""
-    device, communicator = _device(), connect(transport)
+    device, communicator = open_stand_in(), connect(transport)
     rank, size = transport.rank, transport.size
     with stream_of(device) as stream:
         pieces = [np.full(10 * rank + to, 100 * rank + to, "int32") for to in range(size)]
@@ -138,13 +134,14 @@ def messages(transport: Transport) -> None:
 def _copy(target: Any, source: Any, stream: int) -> None:
     """Enqueue a copy of device memory, as a framework does."""
     addresses = (ctypes.c_uint64(array.ctypes.data) for array in (target, source))
-    copy = ctypes.CDLL(stand_in_path()).cuMemcpyDtoDAsync_v2
+    library = ctypes.CDLL(stand_in_path())
+    copy = library.hipMemcpyDtoDAsync if platform() == "rocm" else library.cuMemcpyDtoDAsync_v2
     assert copy(*addresses, ctypes.c_size_t(target.nbytes), ctypes.c_void_p(stream)) == 0
 
 
 def order(transport: Transport) -> None:
     """Gradients that are still being computed are waited for by the stream, and the result by whoever uses it."""
-    device, communicator = _device(), connect(transport)
+    device, communicator = open_stand_in(), connect(transport)
     code, ready, reduced = REDUCIBLE["float32"], device.make_event(), device.make_event()
     with stream_of(device) as computing, stream_of(device) as reducing:
         for turn in range(20):
@@ -164,7 +161,7 @@ def order(transport: Transport) -> None:
 
 def a_rank_dies(transport: Transport) -> bool:
     """The last rank is killed inside of an allreduce; the others hear of it and end the operation."""
-    device, communicator = _device(), connect(transport)
+    device, communicator = open_stand_in(), connect(transport)
     numbers = np.full(1000, 1.0 + transport.rank, "float32")
     code, total = REDUCIBLE["float32"], OPERATIONS["sum"]
     with stream_of(device) as stream:
@@ -212,7 +209,7 @@ def a_group_fails(transport: Transport) -> list[str]:
 
     said = []
     run()
-    ask_to_fail("cuStreamWaitEvent", 700)
+    ask_to_fail("hipStreamWaitEvent" if platform() == "rocm" else "cuStreamWaitEvent", 700)
     for call in (join, run, group.check):
         with pytest.raises(TransportError) as failed:
             call()

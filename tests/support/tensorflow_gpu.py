@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ import keras
 import tensorflow as tf
 from device_recording import check_records
 from keras_training import raises
-from stand_in import ask_to_fail, stand_in_path, synchronizations
+from stand_in import ask_to_fail, open_stand_in, platform, stand_in_path, synchronizations
 from tensorflow_world import joined
 
 import hvdkit.tensorflow as hvd
 from hvdkit.errors import HorovodInternalError
 from hvdkit.tensorflow import gpu
-from hvdkit.transport.cuda import CudaDevice, load_driver
+from hvdkit.transport.dlpack import GPU_TYPES
 from hvdkit.transport.nccl import groups
 from hvdkit.transport.nccl.group import DeviceGroup
 
@@ -30,16 +31,21 @@ _DLPACK_CPU = 1
 
 @contextmanager
 def stand_in_gpu() -> Iterator[dict[str, Any]]:
-    """Within, TensorFlow's CPU counts as a GPU. Yields settings for init(), under which only NCCL will do."""
-    path = stand_in_path()
+    """Within, TensorFlow's CPU counts as a GPU. Yields settings for init(), under which only NCCL will do.
+
+    On ROCm HIP and RCCL are found as on a machine with a GPU, by their names.
+    """
+    named = platform() == "rocm"
     with (
-        mock.patch.object(gpu, "is_cuda_build", lambda: True),
+        mock.patch.object(gpu, "platform", platform),
         mock.patch.object(gpu, "common_gpu", lambda _: "CPU:0"),
-        mock.patch.object(gpu, "cuda_index", lambda _: 0),
-        mock.patch.object(gpu, "DLPACK_CUDA", _DLPACK_CPU),
-        mock.patch.object(groups, "open_device", lambda index: CudaDevice(load_driver(path), index)),
+        mock.patch.object(gpu, "device_index", lambda _: 0),
+        mock.patch.dict(GPU_TYPES, {platform(): _DLPACK_CPU}),
+        contextlib.nullcontext()
+        if named
+        else mock.patch.object(groups, "open_device", lambda index, _: open_stand_in(index)),
     ):
-        yield {"device_transport": "nccl", "nccl_library": path}
+        yield {"device_transport": "nccl", "nccl_library": "" if named else stand_in_path()}
 
 
 def on_gpu(file: str, check: str, *args: Any, **kwargs: Any) -> None:
@@ -142,6 +148,19 @@ def _first_rank_only(_: Any) -> str | None:
     return "CPU:0" if hvd.rank() == 0 else None
 
 
+def builds(_: str) -> None:
+    """What TensorFlow says of its build decides which libraries reduce, and which memory DLPack has to name."""
+    for built_for in ("cuda", "rocm", ""):
+        gpu.platform.cache_clear()
+        with (
+            mock.patch.object(tf.test, "is_built_with_cuda", lambda name=built_for: name == "cuda"),
+            mock.patch.object(tf.test, "is_built_with_rocm", lambda name=built_for: name == "rocm"),
+        ):
+            assert gpu.platform() == built_for
+    gpu.platform.cache_clear()
+    assert GPU_TYPES == {"cuda": 2, "rocm": 10}  # kDLCUDA, kDLROCM
+
+
 def device_numbers() -> None:
     """TensorFlow counts the GPUs that it was left, and parts of one as several; CUDA counts all that are there."""
     left = [SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in (3, 1)]
@@ -150,7 +169,7 @@ def device_numbers() -> None:
         mock.patch.object(tf.config, "get_visible_devices", lambda _: left),
         mock.patch.object(tf.config, "get_logical_device_configuration", lambda device: parts[device.name]),
     ):
-        assert [gpu.cuda_index(f"GPU:{number}") for number in range(3)] == [3, 3, 1]
+        assert [gpu.device_index(f"GPU:{number}") for number in range(3)] == [3, 3, 1]
 
 
 def devices_of_variables() -> None:

@@ -7,9 +7,7 @@ have not.
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,18 +15,19 @@ import torch
 import torch.distributed as dist
 
 from hvdkit.errors import TransportError
+from hvdkit.torch.device.variables import NCCL_VARIABLES, set_unless_given
 
 #: Of connections and calls. hvdkit ends waits for lost ranks by itself, so no timeout of a backend may end them before.
 FOR_EVER = timedelta(days=3650)
-#: ProcessGroupNCCL reads these in its constructor. Its watchdog would end the process at an error of the network,
-#: before hvdkit can name the rank that was lost, and so would the monitor of the watchdog. 2: abort communicators only.
-NCCL_VARIABLES = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",
-}
 _GLOO_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend of torch.distributed. kind: its name. calls: the object, whose methods begin operations."""
+
+    kind: str
+    calls: Any
 
 
 def choose_backend(device_type: str) -> str:
@@ -38,7 +37,9 @@ def choose_backend(device_type: str) -> str:
     Raises TransportError, with the cure, if there is none.
     """
     if not dist.is_available():
-        raise TransportError("this torch was built without torch.distributed; install a wheel from pytorch.org or PyPI")
+        raise TransportError(
+            "this torch was built without torch.distributed; install a wheel from pytorch.org or PyPI."
+        )
     name = dist.Backend.default_device_backend_map.get(device_type, "")
     built = {
         "gloo": dist.is_gloo_available,
@@ -47,11 +48,11 @@ def choose_backend(device_type: str) -> str:
     }
     if not name or (name == "gloo" and device_type != "cpu"):
         raise TransportError(
-            f"torch.distributed has no backend for tensors on {device_type!r}; import the package that registers one"
+            f"torch.distributed has no backend for tensors on {device_type!r}; import the package that registers one."
         )
     if name in built and not built[name]():
         raise TransportError(
-            f"this torch has no {name.upper()} for tensors on {device_type!r}; install a build of torch with it"
+            f"this torch has no {name.upper()} for tensors on {device_type!r}; install a build of torch with it."
         )
     if name not in built and name.upper() not in dist.Backend._plugins:
         raise TransportError(
@@ -102,15 +103,3 @@ def make_backend(name: str, store: Any, rank: int, size: int, device: torch.devi
 def _gloo_device(one_host: bool) -> Any:
     gloo = dist.ProcessGroupGloo
     return gloo.create_device(hostname="127.0.0.1") if one_host else gloo.create_default_device()
-
-
-@contextmanager
-def set_unless_given(variables: dict[str, str]) -> Iterator[None]:
-    """Return a context with these environment variables, except those that the user has set."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

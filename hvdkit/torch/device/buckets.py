@@ -27,7 +27,7 @@ class TorchBuckets(Buckets):
     def __init__(self, group: TorchGroup, specs: Sequence[BucketSpec]) -> None:
         self._group, self._specs = group, list(specs)
         for spec in specs:
-            _check(spec, group.kind)
+            _check(spec, group.backend.kind)
         size, rank, allocate = group.size, group.rank, group.accelerator.allocate
         #: Elements of a shard of each bucket, whose memory is padded to a multiple of them.
         counts = [-(-spec.count // size) for spec in specs]
@@ -44,11 +44,11 @@ class TorchBuckets(Buckets):
         ops = [spec.op for spec in specs]
         shards = [each.array[rank * count : (rank + 1) * count] for each, count in zip(whole, counts, strict=True)]
         #: For each bucket the call of each phase with its arguments, made once: a call takes the host 2 us.
-        self._reduce = [allreduce(group, [each], op) for each, op in zip(self._numbers, ops, strict=True)]
+        self._reduce = [allreduce(group.backend, [each], op) for each, op in zip(self._numbers, ops, strict=True)]
         self._scatter = [
-            reduce_scatter(group, own, each.array, op) for own, each, op in zip(shards, whole, ops, strict=True)
+            reduce_scatter(group.backend, own, each.array, op) for own, each, op in zip(shards, whole, ops, strict=True)
         ]
-        self._gather = [allgather(group, own, each.array) for own, each in zip(shards, whole, strict=True)]
+        self._gather = [allgather(group.backend, own, each.array) for own, each in zip(shards, whole, strict=True)]
         self._works: dict[int, Work] = {}
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:

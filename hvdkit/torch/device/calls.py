@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from hvdkit.torch.device.backend import FOR_EVER
+from hvdkit.torch.device.backend import FOR_EVER, Backend
 from hvdkit.torch.device.reductions import as_real
-
-if TYPE_CHECKING:
-    from hvdkit.torch.device.group import TorchGroup
 
 
 class Call(NamedTuple):
@@ -39,38 +36,38 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
 
-def allreduce(group: TorchGroup, tensors: Sequence[torch.Tensor], op: str) -> Call:
+def allreduce(backend: Backend, tensors: Sequence[torch.Tensor], op: str) -> Call:
     """Reduce tensors of one dtype in place. op: "sum", "product", "min" or "max"."""
     memory = [as_real(tensor) for tensor in tensors]
     if len(memory) == 1:
         options = _options("AllreduceOptions", reduceOp=_op(op))
-        return Call("an allreduce", group.backend.allreduce, (memory, options))
+        return Call("an allreduce", backend.calls.allreduce, (memory, options))
     options = _options("AllreduceCoalescedOptions", reduceOp=_op(op))
-    return Call("an allreduce", group.backend.allreduce_coalesced, (memory, options))
+    return Call("an allreduce", backend.calls.allreduce_coalesced, (memory, options))
 
 
-def reduce_scatter(group: TorchGroup, own: torch.Tensor, whole: torch.Tensor, op: str) -> Call:
+def reduce_scatter(backend: Backend, own: torch.Tensor, whole: torch.Tensor, op: str) -> Call:
     """Reduce `whole` (n * size,); this rank's slice of it, `own` (n,), then is the result, and the rest undefined."""
-    if group.kind == "gloo":  # its own does not end before wait() is called, which then takes no limit of time
-        return allreduce(group, [whole], op)
+    if backend.kind == "gloo":  # its own does not end before wait() is called, which then takes no limit of time
+        return allreduce(backend, [whole], op)
     options = _options("ReduceScatterOptions", reduceOp=_op(op))
-    return Call("a reduce-scatter", group.backend._reduce_scatter_base, (as_real(own), as_real(whole), options))
+    return Call("a reduce-scatter", backend.calls._reduce_scatter_base, (as_real(own), as_real(whole), options))
 
 
-def allgather(group: TorchGroup, own: torch.Tensor, whole: torch.Tensor) -> Call:
+def allgather(backend: Backend, own: torch.Tensor, whole: torch.Tensor) -> Call:
     """Concatenate all ranks' `own` (n,) in `whole` (n * size,)."""
     return Call(
-        "an allgather", group.backend._allgather_base, (_bytes(whole), _bytes(own), _options("AllgatherOptions"))
+        "an allgather", backend.calls._allgather_base, (_bytes(whole), _bytes(own), _options("AllgatherOptions"))
     )
 
 
-def broadcast(group: TorchGroup, memory: torch.Tensor, root: int) -> Call:
+def broadcast(backend: Backend, memory: torch.Tensor, root: int) -> Call:
     """Overwrite the memory with the root's."""
-    return Call("a broadcast", group.backend.broadcast, ([_bytes(memory)], _options("BroadcastOptions", rootRank=root)))
+    return Call("a broadcast", backend.calls.broadcast, ([_bytes(memory)], _options("BroadcastOptions", rootRank=root)))
 
 
 def all_to_all(
-    group: TorchGroup, memory: torch.Tensor, result: torch.Tensor, sent: Sequence[int], received: Sequence[int]
+    backend: Backend, memory: torch.Tensor, result: torch.Tensor, sent: Sequence[int], received: Sequence[int]
 ) -> Call:
     """Send the i-th slice of `memory` to rank i, and receive the i-th slice of `result` from it.
 
@@ -79,4 +76,4 @@ def all_to_all(
     size = memory.element_size()
     nbytes = [count * size for count in received], [count * size for count in sent]
     arguments = (_bytes(result), _bytes(memory), *nbytes, _options("AllToAllOptions"))
-    return Call("an alltoall", group.backend.alltoall_base, arguments)
+    return Call("an alltoall", backend.calls.alltoall_base, arguments)

@@ -15,12 +15,12 @@ _MOST_TOGETHER = 32  # limit of allreduces in one call of the backend
 def all_reduce(group: TorchGroup, tensors: Sequence[torch.Tensor], op: str) -> list[Work]:
     """Reduce tensors of one dtype in place; many small ones by one call. op: "sum", "product", "min" or "max"."""
     parts = [tensors[first : first + _MOST_TOGETHER] for first in range(0, len(tensors), _MOST_TOGETHER)]
-    return [group.begin(calls.allreduce(group, part, op)) for part in parts]
+    return [group.begin(calls.allreduce(group.backend, part, op)) for part in parts]
 
 
 def broadcast(group: TorchGroup, memory: torch.Tensor, root: int) -> list[Work]:
     """Overwrite the memory with the root's."""
-    return [group.begin(calls.broadcast(group, memory, root))] if memory.numel() else []
+    return [group.begin(calls.broadcast(group.backend, memory, root))] if memory.numel() else []
 
 
 def all_gather(group: TorchGroup, memory: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, list[Work]]:
@@ -32,7 +32,7 @@ def all_gather(group: TorchGroup, memory: torch.Tensor, counts: Sequence[int]) -
     """
     result = memory.new_empty(sum(counts))
     if len(set(counts)) == 1:
-        return result, [group.begin(calls.allgather(group, memory, result))] if counts[0] else []
+        return result, [group.begin(calls.allgather(group.backend, memory, result))] if counts[0] else []
     works = []
     for rank, piece in enumerate(_pieces(result, counts)):  # no gather of different counts is common to all backends
         if rank == group.rank:
@@ -52,7 +52,7 @@ def all_to_all(
     received: elements from each rank.
     """
     result = memory.new_empty(sum(received))
-    return result, [group.begin(calls.all_to_all(group, memory, result, sent, received))]
+    return result, [group.begin(calls.all_to_all(group.backend, memory, result, sent, received))]
 
 
 def reduce_scatter(
@@ -73,7 +73,7 @@ def reduce_scatter(
             target[: len(piece)].copy_(piece)
         whole = padded.view(-1)
     own = whole[rank * longest : (rank + 1) * longest]
-    works = [group.begin(calls.reduce_scatter(group, own, whole, op))] if longest else []
+    works = [group.begin(calls.reduce_scatter(group.backend, own, whole, op))] if longest else []
     return own[: counts[rank]], works
 
 

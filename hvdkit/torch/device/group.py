@@ -19,7 +19,7 @@ from typing import Any
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.torch.device.accelerator import Accelerator
-from hvdkit.torch.device.backend import make_backend
+from hvdkit.torch.device.backend import Backend, make_backend
 from hvdkit.torch.device.calls import Call
 from hvdkit.torch.device.store import ExchangeStore
 from hvdkit.transport.api import Transport
@@ -74,7 +74,7 @@ class TorchGroup:
         self._begun: dict[Work, None] = {}
         self._runs = self._finished_runs = self._warned_runs = 0
         self._pending, self._lost_s = (0, 0.0), 0.0  # seen by inspect(): operations and since when; a rank that is lost
-        self.backend = self._connect(one_host, timeout_s)
+        self.backend = Backend(backend, self._connect(one_host, timeout_s))
 
     def _connect(self, one_host: bool, timeout_s: float) -> Any:
         """Make the backend in a thread, because it cannot be interrupted while it waits for a rank that has ended."""
@@ -252,16 +252,16 @@ class TorchGroup:
         if self._failure is None:
             kind = RankLostError if isinstance(error, RankLostError) else TransportError
             self._failure = kind(f"{error} The operations of {self.kind.upper()} on {self.where} were ended.")
+            keep_for_ever(self.backend.calls)  # its destructor would wait for operations in progress
             # An abort may wait for the whole device, and so for another group that must be aborted too.
             threading.Thread(target=self._abort, name="hvdkit-abort", daemon=True).start()
         return self._failure
 
     def _abort(self) -> None:
-        """End operations in progress. The backend is kept: its destructor would wait for them."""
-        keep_for_ever(self.backend)
-        if not self.accelerator.on_host and hasattr(self.backend, "abort"):
+        """End operations in progress. Gloo's go on: its own abort() does not end them."""
+        if not self.accelerator.on_host and hasattr(self.backend.calls, "abort"):
             with contextlib.suppress(RuntimeError), self.accelerator.streams.current():
-                self.backend.abort()
+                self.backend.calls.abort()
 
     def close(self) -> None:
         """Free the connections; collective, unless a rank is lost; may be called twice."""
@@ -274,18 +274,19 @@ class TorchGroup:
             self._shut_down()
         except HvdkitError:
             self._closed = True
+            keep_for_ever(self.backend.calls)
             self._abort()
         self._begun.clear()
-        self.backend = None
+        self.backend = Backend(self.kind, None)
 
     def leave(self) -> None:
         """Free the connections without the other ranks, at the end of the process."""
-        if self.backend is not None and self.under_way:
-            keep_for_ever(self.backend)
-        self._closed, self.backend = True, None
+        if self.backend.calls is not None and (self._failure is not None or self.under_way):
+            keep_for_ever(self.backend.calls)
+        self._closed, self.backend = True, Backend(self.kind, None)
 
     def _shut_down(self) -> None:
-        backend = self.backend
+        backend = self.backend.calls
         if self.accelerator.on_host or not hasattr(backend, "shutdown"):
             return
         thread = threading.Thread(target=backend.shutdown, name="hvdkit-shutdown", daemon=True)

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import math
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ from hvdkit.errors import HvdkitError, TransportError
 from hvdkit.log import logger
 from hvdkit.torch.device.accelerator import Accelerator, built_for, identify
 from hvdkit.torch.device.backend import choose_backend
-from hvdkit.torch.device.choice import Finding, find_problem
 from hvdkit.torch.device.group import TorchGroup
 from hvdkit.transport.api import Transport
+from hvdkit.transport.device_choice import Finding, find_problem
 from hvdkit.transport.group_watch import GroupWatch
 from hvdkit.transport.small_collectives import allgather_object
 
@@ -72,7 +73,7 @@ def open_group(
     findings: list[Finding] = allgather_object(transport, finding)
     if not any(each.device or each.problem for each in findings):
         return None
-    problem = find_problem(findings, settings.wish)
+    problem = find_problem(findings) or _check_wish(findings, settings.wish)
     if problem and settings.wish != "auto":
         raise TransportError(
             f"device_transport={settings.wish}: a process group of torch cannot be used. The cause is {problem}"
@@ -90,7 +91,7 @@ def open_group(
         _groups[key] = TorchGroup(
             transport,
             Accelerator(device),
-            finding.backend,
+            finding.library.lower(),
             where,
             name or "the common process group",
             one_host=one_host,
@@ -108,11 +109,14 @@ def _look(device: torch.device | None, settings: DeviceSettings) -> Finding:
         backend = choose_backend(device.type)
     except HvdkitError as error:
         return Finding(str(error), host)
-    return Finding("", host, identify(device), _name(device), backend, _version(backend), settings.shares)
+    name = "CPU" if device.type == "cpu" else f"GPU {device.index}"
+    return Finding("", host, identify(device), name, backend.upper(), _version(backend), settings.shares)
 
 
-def _name(device: torch.device) -> str:
-    return "CPU" if device.type == "cpu" else f"GPU {device.index}"
+def _check_wish(findings: Sequence[Finding], wish: str) -> str:
+    """Describe why the ranks cannot have the requested library; "" if they can."""
+    library = findings[0].library
+    return f"that the tensors are on devices for {library}." if wish == "nccl" and library != "NCCL" else ""
 
 
 def _version(backend: str) -> tuple[int, ...]:

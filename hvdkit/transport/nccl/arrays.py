@@ -44,7 +44,9 @@ class DeviceArrays:
         for dtype, count in arrays:
             part, width = as_reals(dtype)
             if part not in REDUCIBLE:
-                raise TransportError(f"NCCL cannot sum {dtype} on {group.where}; it sums {', '.join(REDUCIBLE)}.")
+                raise TransportError(
+                    f"{group.library} cannot sum {dtype} on {group.where}; it sums {', '.join(REDUCIBLE)}."
+                )
             self._arrays.append((part, count * width))
         self.nbytes = sum(STORAGE[dtype].itemsize * count for dtype, count in arrays)
         self.sent_bytes = 2 * (group.size - 1) * self.nbytes // group.size

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.transport.api import Transport
-from hvdkit.transport.cuda import CudaDevice
 from hvdkit.transport.device import Event
+from hvdkit.transport.gpu_driver import GpuDevice
 from hvdkit.transport.nccl.communicator import Communicator
 from hvdkit.transport.nccl.library import Library
 from hvdkit.transport.small_collectives import broadcast_bytes
@@ -45,7 +45,7 @@ class DeviceGroup:
     def __init__(
         self,
         transport: Transport,
-        device: CudaDevice,
+        device: GpuDevice,
         library: Library,
         where: str,
         timeout_s: float,
@@ -53,6 +53,7 @@ class DeviceGroup:
     ) -> None:
         self.transport, self.device, self.where, self.name = transport, device, where, name
         self.rank, self.size, self.version = transport.rank, transport.size, library.version
+        self.library = library.name
         self._failure: HvdkitError | None = None
         self._lock = threading.RLock()  # keeps the work that run() enqueues on streams together
         self._last: Event | None = None
@@ -170,7 +171,7 @@ class DeviceGroup:
     def fail(self, error: HvdkitError) -> HvdkitError:
         """End this rank's operations; later calls raise `error`, or an earlier error. Returns the error they raise."""
         kind = RankLostError if isinstance(error, RankLostError) else TransportError
-        self._failure = self._failure or kind(f"{error} NCCL's operations on {self.where} were ended.")
+        self._failure = self._failure or kind(f"{error} {self.library}'s operations on {self.where} were ended.")
         # NCCL's abort may wait for the whole GPU, and so for another communicator that must be aborted too.
         threading.Thread(target=self._abort, name="hvdkit-nccl-abort", daemon=True).start()
         return self._failure
@@ -212,7 +213,7 @@ def describe_slow(group: DeviceGroup, others: Sequence[DeviceGroup], seconds: fl
         "communicators in different orders, they may wait for one another (docs/guides/gpus.md#order-of-operations)."
     )
     return (
-        f"NCCL's operations of {group.name} on {group.where} have been under way for {seconds:.0f} s. The usual cause "
-        f"is a rank that has not called what the others have.{order if beside else ''} `hvdkit stacks` shows where the "
-        "ranks are."
+        f"{group.library}'s operations of {group.name} on {group.where} have been under way for {seconds:.0f} s. The "
+        f"usual cause is a rank that has not called what the others have.{order if beside else ''} `hvdkit stacks` "
+        "shows where the ranks are."
     )

@@ -1,7 +1,8 @@
-"""libnccl through ctypes: finds the library, declares its functions, and converts its errors.
+"""libnccl and librccl through ctypes: finds the library, declares its functions, and converts its errors.
 
 NCCL's C interface is stable within major version 2, so no binding package and no compiler is needed. Functions, structs
-and numbers are those of nccl.h 2.18.
+and numbers are those of nccl.h 2.18. RCCL, AMD's library, has the same in its header (2.21.5 was read), and the same
+encoding of versions.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import os
 import threading
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
 from hvdkit.errors import MissingDependencyError, TransportError
+from hvdkit.transport.c_library import CLibrary
+from hvdkit.transport.hip import ROCM_CURE
 
 #: (major, minor, patch), as 2.18.1.
 Version = tuple[int, int, int]
 
-#: The oldest supported version: it has ncclCommInitRankConfig() with the layout of Config below.
+#: The oldest supported version: it has ncclCommInitRankConfig() with the layout of Config below. ROCm 6.0 has it.
 OLDEST: Version = (2, 18, 1)
 
 UNIQUE_ID_BYTES = 128
@@ -128,6 +130,15 @@ _FUNCTIONS: dict[str, tuple[object, ...]] = {
     "ncclGetLastError": (_COMMUNICATOR,),
 }
 _TEXTS = ("ncclGetErrorString", "ncclGetLastError")
+CURE = (
+    "Install a CUDA build of your framework, which brings NCCL, or run: pip install nvidia-nccl-cu13 (nvidia-nccl-cu12 "
+    "for CUDA 12)."
+)
+_SAME_NAMES = {name: (name, types) for name, types in _FUNCTIONS.items()}
+NCCL = CLibrary("NCCL", ("libnccl.so.2",), _SAME_NAMES, CURE, _TEXTS)
+_RCCL_CURE = f"{ROCM_CURE} Or name its file in HVDKIT_NCCL_LIBRARY."
+RCCL = CLibrary("RCCL", ("librccl.so.1", "librccl.so"), _SAME_NAMES, _RCCL_CURE, _TEXTS)
+
 #: Lock that allows one call of NCCL at a time: a thread must not query a communicator's state while another uses it. An
 #: abort takes the lock too, so its holder may use a communicator that was not aborted before.
 calling = threading.RLock()
@@ -143,25 +154,27 @@ class NcclError(TransportError):
 
 
 class Library:
-    """An opened libnccl. path: its file. version: of the library, not of the headers of a framework's build."""
+    """An opened libnccl or librccl.
 
-    def __init__(self, path: str) -> None:
-        """Open the library. Raises MissingDependencyError if that fails, or if it is too old."""
-        self.path = path
-        try:
-            library = ctypes.CDLL(path)
-            self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
-        except (OSError, AttributeError) as error:
-            raise MissingDependencyError(f"NCCL cannot be loaded from {path}: {error}. {CURE}") from error
-        for name, types in _FUNCTIONS.items():
-            self._functions[name].argtypes = types
-            self._functions[name].restype = c_char_p if name in _TEXTS else c_int
+    name: "NCCL" or "RCCL".
+    path: its file.
+    version: of the library, not of the headers of a framework's build.
+    """
+
+    def __init__(self, path: str = "", kind: CLibrary = NCCL) -> None:
+        """Open the library. path: its file; "" to try those of `kind`.
+
+        Raises MissingDependencyError if that fails, or if it is too old.
+        """
+        self.name = kind.name
+        self.path, self._functions = kind.open(path)
         code = c_int()
         self.call("ncclGetVersion", code)
         self.version: Version = (code.value // 10000, code.value // 100 % 100, code.value % 100)
         if self.version < OLDEST:
             raise MissingDependencyError(
-                f"NCCL {_dotted(self.version)} in {path} is too old: hvdkit needs {_dotted(OLDEST)} or later. {CURE}"
+                f"{self.name} {_dotted(self.version)} in {self.path} is too old: hvdkit needs {_dotted(OLDEST)} or "
+                f"later. {kind.cure}"
             )
 
     def call(self, function: str, *arguments: object, where: str = "", handle: c_void_p | None = None) -> Result:
@@ -193,8 +206,8 @@ class Library:
         text = (self._functions["ncclGetErrorString"](result) or b"unknown error").decode(errors="replace")
         last = (self._functions["ncclGetLastError"](handle) or b"").decode(errors="replace").strip()
         on = f" on {where}" if where else ""
-        details = f" NCCL's last message: {last}." if last else ""
-        library = f"NCCL {_dotted(self.version)} in {self.path}"
+        details = f" {self.name}'s last message: {last}." if last else ""
+        library = f"{self.name} {_dotted(self.version)} in {self.path}"
         return NcclError(
             f"{function} failed{on}: {text} (ncclResult {result}, {library}).{details} "
             "NCCL_DEBUG=INFO in the environment of the ranks shows more.",
@@ -202,33 +215,23 @@ class Library:
         )
 
 
-CURE = (
-    "Install a CUDA build of your framework, which brings NCCL, or run: pip install nvidia-nccl-cu13 (nvidia-nccl-cu12 "
-    "for CUDA 12)."
-)
-
-
 def find_library(named: str = "") -> str:
     """Return the libnccl to open: `named`, or the first of this process's loaded library, the wheel's, the system's.
 
     A second copy besides a framework's own would have its own communicators and environment.
     """
-    return named or _mapped() or _wheels() or "libnccl.so.2"
+    return _find(named, NCCL) or NCCL.files[0]
 
 
 @functools.cache
-def load_nccl(named: str = "") -> Library:
-    """Open libnccl, once. named: see find_library(). Raises MissingDependencyError."""
-    return Library(find_library(named))
+def load_nccl(named: str = "", kind: CLibrary = NCCL) -> Library:
+    """Open libnccl or librccl, once. named: see find_library(). Raises MissingDependencyError."""
+    return Library(_find(named, kind), kind)
 
 
-def _mapped(maps: str = "/proc/self/maps") -> str:
-    with open(maps) as lines:
-        for line in lines:
-            path = line.rstrip("\n").partition("/")[2]
-            if os.path.basename(path).startswith("libnccl.so"):
-                return f"/{path}"
-    return ""
+def _find(named: str, kind: CLibrary) -> str:
+    """Return the file to open; "" for those that `kind` names."""
+    return named or next(iter(kind.mapped()), "") or (_wheels() if kind is NCCL else "")
 
 
 def _wheels() -> str:

@@ -1,5 +1,8 @@
 /* A stand-in for libcuda and libnccl, in host memory: for the tests of machines without a GPU.
  *
+ * With -DSTAND_IN_HIP it is one for libamdhip64 and librccl: HIP's names, a current device of each thread in place of
+ * contexts, HIP's versions and priorities. Streams and events belong to the device that was current when they were made.
+ *
  * It shows the order of calls, the protocol and the handling of errors. It says nothing about speed, and nothing that it
  * does was compared with a GPU. Streams are threads that work off a queue, with random pauses (STAND_IN_PAUSE_US, seed
  * STAND_IN_SEED); device memory is malloc's. Communicators are segments of POSIX shared memory of one host.
@@ -63,7 +66,7 @@ typedef struct {
     pthread_cond_t changed;
     Work *first, *last;
     long given, done;
-    int ending;
+    int ending, device;
 } Stream;
 
 typedef struct {
@@ -71,6 +74,7 @@ typedef struct {
     pthread_cond_t changed;
     long recorded, reached;
     double at_ms;
+    int device;
 } Event;
 
 static unsigned pause_us, seed;
@@ -160,7 +164,34 @@ static void await(void *argument) {
     pthread_mutex_unlock(&work->event->lock);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ libcuda */
+/* ------------------------------------------------------------------------------------------- libcuda, or libamdhip64 */
+
+#ifdef STAND_IN_HIP
+#define cuInit hipInit
+#define cuDriverGetVersion hipDriverGetVersion
+#define cuDeviceGetCount hipGetDeviceCount
+#define cuDeviceGetUuid_v2 hipDeviceGetUuid
+#define cuCtxGetStreamPriorityRange hipDeviceGetStreamPriorityRange
+#define cuStreamCreateWithPriority hipStreamCreateWithPriority
+#define cuStreamDestroy_v2 hipStreamDestroy
+#define cuStreamSynchronize hipStreamSynchronize
+#define cuStreamWaitEvent hipStreamWaitEvent
+#define cuEventCreate hipEventCreateWithFlags
+#define cuEventDestroy_v2 hipEventDestroy
+#define cuEventRecord hipEventRecord
+#define cuEventQuery hipEventQuery
+#define cuEventSynchronize hipEventSynchronize
+#define cuEventElapsedTime hipEventElapsedTime
+#define cuThreadExchangeStreamCaptureMode hipThreadExchangeStreamCaptureMode
+#define cuMemAlloc_v2 stand_in_allocate
+#define cuMemFree_v2 stand_in_free
+#define cuMemcpyDtoDAsync_v2 hipMemcpyDtoDAsync
+#define cuMemcpyHtoDAsync_v2 hipMemcpyHtoDAsync
+#define cuMemcpyDtoHAsync_v2 hipMemcpyDtoHAsync
+enum { VERSION = 60342134, GREATEST_PRIORITY = -1, LEAST_PRIORITY = 1, NCCL_VERSION = 22105 };
+#else
+enum { VERSION = 13000, GREATEST_PRIORITY = -5, LEAST_PRIORITY = 0, NCCL_VERSION = 22907 };
+#endif
 
 int cuInit(unsigned flags) {
     FAIL_IF_REQUESTED;
@@ -169,19 +200,47 @@ int cuInit(unsigned flags) {
     seed = (start ? atoi(start) : 0) + getpid();
     return 0;
 }
-int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 int cuDeviceGetCount(int *count) {
     FAIL_IF_REQUESTED;
     const char *gpus = getenv("STAND_IN_GPUS");
     *count = gpus ? atoi(gpus) : 1;
     return 0;
 }
-int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 /* Every process has GPUs of its own, unless STAND_IN_SHARED_GPU is set. */
+static int owner(void) { return getenv("STAND_IN_SHARED_GPU") ? 0 : getpid(); }
+#ifdef STAND_IN_HIP
+static __thread int current_device;
+int hipGetDevice(int *device) { *device = current_device; return 0; }
+int hipSetDevice(int device) {
+    int count;
+    cuDeviceGetCount(&count);
+    if (device < 0 || device >= count) return 101;
+    current_device = device;
+    return 0;
+}
+/* Letters, as from HIP; with STAND_IN_NO_UUID all GPUs have the same, and differ by their PCI address only. */
+int hipDeviceGetUuid(char *uuid, int device) {
+    char text[20] = "";
+    snprintf(text, sizeof text, getenv("STAND_IN_NO_UUID") ? "XX" : "%08x%08x", owner(), device);
+    memcpy(uuid, text, 16);
+    return 0;
+}
+int hipDeviceGetPCIBusId(char *text, int length, int device) {
+    snprintf(text, length, "%04x:%02x:00.0", owner() & 0xffff, device);
+    return length <= 12;
+}
+int hipDrvGetErrorString(int result, const char **text) {
+    *text = result == 2 ? "out of memory" : result == 600 ? "device not ready" : "a failure that the test asked for";
+    return 0;
+}
+#else
+enum { current_device };
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
-    int owner = getenv("STAND_IN_SHARED_GPU") ? 0 : getpid();
+    int mine = owner();
     memset(uuid, 0, 16);
-    memcpy(uuid, &owner, sizeof owner);
+    memcpy(uuid, &mine, sizeof mine);
     uuid[8] = (unsigned char)(device + 1);
     return 0;
 }
@@ -189,8 +248,19 @@ int cuDevicePrimaryCtxRetain(void **context, int device) { FAIL_IF_REQUESTED; *c
 int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
 int cuCtxPushCurrent_v2(void *context) { return 0; }
 int cuCtxPopCurrent_v2(void **context) { return 0; }
-int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return 0; }
-int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { FAIL_IF_REQUESTED; *stream = make_stream(); return 0; }
+int cuGetErrorString(int result, const char **text) {
+    *text = result == 2 ? "out of memory" : result == 600 ? "device not ready" : "a failure that the test asked for";
+    return 0;
+}
+#endif
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = LEAST_PRIORITY; *greatest = GREATEST_PRIORITY; return 0; }
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+    FAIL_IF_REQUESTED;
+    Stream *made = make_stream();
+    made->device = current_device;
+    *stream = made;
+    return 0;
+}
 int cuStreamDestroy_v2(void *handle) {
     Stream *stream = handle;
     pthread_mutex_lock(&stream->lock);
@@ -213,6 +283,7 @@ int cuStreamSynchronize(void *handle) {
 int cuEventCreate(void **event, unsigned flags) {
     FAIL_IF_REQUESTED;
     Event *made = calloc(1, sizeof *made);
+    made->device = current_device;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->changed, NULL);
     *event = made;
@@ -223,6 +294,7 @@ int cuEventDestroy_v2(void *event) { return 0; }
 int cuEventRecord(void *handle, void *stream) {
     FAIL_IF_REQUESTED;
     Event *event = handle;
+    if (event->device != (stream ? ((Stream *)stream)->device : current_device)) return 400;
     EventWork work = {event, ++event->recorded};
     give(stream, reach, &work, sizeof work);
     return 0;
@@ -284,11 +356,6 @@ int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t bytes, void *stre
     host_copies++;
     return enqueue_copy(target, (void *)source, bytes, stream);
 }
-int cuGetErrorString(int result, const char **text) {
-    *text = result == 2 ? "out of memory" : result == 600 ? "device not ready" : "a failure that the test asked for";
-    return 0;
-}
-
 /* -------------------------------------------------------------------------------------------------------- arithmetic */
 
 static const size_t size_of[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
@@ -551,7 +618,7 @@ static int enqueue(Call call, void *stream) {
 
 int ncclGetVersion(int *version) {
     const char *own = getenv("STAND_IN_NCCL_VERSION");
-    *version = own ? atoi(own) : 22907;
+    *version = own ? atoi(own) : NCCL_VERSION;
     return 0;
 }
 typedef struct { char internal[128]; } UniqueId;
