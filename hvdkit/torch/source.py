@@ -299,13 +299,15 @@ def _flat_part(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        if len(targets) == 1:
-            targets[0].copy_(sources[0])
-        elif targets and targets[0].is_cpu:
-            torch._foreach_copy_(targets, sources)
-        elif targets:
-            # Before torch 2.11 one call takes the first target's dtype for all of them on CUDA (pytorch#173531).
-            for dtype in dict.fromkeys([target.dtype for target in targets]):
-                alike = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
-                torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+    if torch.is_grad_enabled():  # not in a backward pass: entering the context takes a third of a small copy
+        with torch.no_grad():
+            _copy(targets, sources)
+    elif len(targets) == 1:
+        targets[0].copy_(sources[0])
+    elif targets and targets[0].is_cpu:
+        torch._foreach_copy_(targets, sources)
+    elif targets:
+        # Before torch 2.11 one call takes the first target's dtype for all of them on CUDA (pytorch#173531).
+        for dtype in dict.fromkeys([target.dtype for target in targets]):
+            alike = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+            torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])

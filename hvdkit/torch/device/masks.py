@@ -29,7 +29,6 @@ class DeviceMasks:
         self._locally_unused: dict[int, frozenset[int]] = {}  # bucket -> tensors, between mark() and globally_unused()
         self._first: dict[int, tuple[frozenset[int], frozenset[int]]] = {}  # bucket -> first unused: here, on all ranks
 
-    @torch.no_grad()
     def mark(self, bucket: int, locally_unused: frozenset[int]) -> None:
         """See Masks.mark. Raises HorovodInternalError if the missing tensors differ from those of the first round."""
         first = self._first.get(bucket)
