@@ -1,7 +1,7 @@
 """Everything that hvdkit wants to know from the first GPU that it runs on, in one run of at most nine minutes.
 
     python -m benchmarks.first_gpu                     on a machine with a GPU
-    python -m benchmarks.first_gpu --device cpu        a rehearsal on any machine
+    python -m benchmarks.first_gpu --device cpu        a rehearsal on any machine, with Gloo in place of NCCL
     python -m benchmarks.first_gpu --prepare wheels --python 3.12      on a machine with a network, before
     python3 -m benchmarks.first_gpu --wheels wheels    on a machine without one: installs from the folder first
 
@@ -60,6 +60,8 @@ def main() -> int:
     if options.wheels:
         python = install_wheels(options.wheels, options.output.resolve() / "venv")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}
+    if options.device == "cpu":
+        environ["HVDKIT_DEVICE_TRANSPORT"] = "torch"  # the code that reduces tensors of a GPU, over Gloo
     outcomes: list[Outcome] = []
     for stage in stages:
         if stage.name in chosen:

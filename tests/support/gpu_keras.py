@@ -36,7 +36,8 @@ def count_copies(device: str, traces: str, *, way: str = "fit") -> dict[str, Any
     place, backend = _prepare(), keras.backend.backend()
     if (place == "cpu") != (device == "cpu"):
         return {"place": place}
-    hvd.init(**({} if device == "cpu" else {"device_transport": "nccl"}))
+    transport = "torch" if backend == "torch" else "nccl" if device == "cuda" else "auto"
+    hvd.init(device_transport=transport)
     model = keras.Sequential([keras.Input((_WIDTH,)), keras.layers.Dense(_WIDTH), keras.layers.Dense(1)])
     data = np.ones((12, _WIDTH), "float32"), np.ones((12, 1), "float32")
     steps = _tape_steps(model, data, graph="graph" in way) if "tape" in way else _fit_steps(model, data, way)

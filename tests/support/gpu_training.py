@@ -67,14 +67,13 @@ class Net(nn.Module):
 
 
 def start(device: str) -> torch.device:
-    """init(), and this rank's device as torch's current one. On GPUs only NCCL will do, and float32 is not TF32."""
+    """init(), and this rank's device as torch's current one. Only a process group will do, and float32 is not TF32."""
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    hvd.init(fusion_bytes=FUSION_BYTES, device_transport="torch")
     if device == "cpu":
-        hvd.init(fusion_bytes=FUSION_BYTES)
         return torch.device("cpu")
-    hvd.init(fusion_bytes=FUSION_BYTES, device_transport="nccl")
     torch.cuda.set_device(hvd.local_device())
     return hvd.local_device()
 
