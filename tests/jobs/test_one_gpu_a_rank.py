@@ -196,7 +196,7 @@ def test_hvdrun_refuses_or_warns_before_the_start(
 ) -> None:
     driver, devices = write_gpus(tmp_path, GPUS[:2])
     agent = shutil.copytree(AGENT, tmp_path / "hvdkit/launch/agent")
-    for name in ("handshake.py", "ranges.py", "visible_gpus.py"):
+    for name in ("handshake.py", "ranges.py", "visible_gpus.py", "gpu_vendors.py"):
         shutil.copy(Path(AGENT).parents[1] / name, tmp_path / "hvdkit")
     text = (agent / "host_info.py").read_text()
     found = text.replace("/proc/driver/nvidia/gpus", str(driver)).replace("/sys/bus/pci/devices", str(devices))
