@@ -72,6 +72,7 @@ class Vendor(NamedTuple):
     variables: that select GPUs, in the order in which they apply; the first one is the one to use.
     list_gpus: lists the GPUs that this process can reach, from folders and variables (Intel's change the count).
     select: chooses those that variables show.
+    shows: an assignment that shows GPUs, with {} for their numbers, to processes of a scheduler such as Ray.
     hides: an assignment that hides all GPUs from the frameworks.
     program: the vendor's tool.
     library: the vendor's collectives.
@@ -84,6 +85,7 @@ class Vendor(NamedTuple):
     variables: tuple[str, ...]
     list_gpus: Callable[[Folders, Mapping[str, str]], tuple[Gpu, ...]]
     select: Callable[[Mapping[str, str], Sequence[Gpu]], Visible]
+    shows: str
     hides: str
     program: str
     library: str
@@ -93,7 +95,7 @@ class Vendor(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The variable to show GPUs with."""
+        """The first variable that selects."""
         return self.variables[0]
 
     def find_set(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -321,6 +323,7 @@ NVIDIA = Vendor(
     variables=("CUDA_VISIBLE_DEVICES",),
     list_gpus=_list_nvidia,
     select=_select_nvidia,
+    shows="CUDA_VISIBLE_DEVICES={}",
     hides="CUDA_VISIBLE_DEVICES=''",
     program="nvidia-smi",
     library="NCCL",
@@ -333,6 +336,7 @@ AMD = Vendor(
     variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     list_gpus=_list_amd,
     select=_select_amd,
+    shows="HIP_VISIBLE_DEVICES={}",
     hides="ROCR_VISIBLE_DEVICES=''",
     program="amd-smi",
     library="RCCL",
@@ -345,6 +349,7 @@ INTEL = Vendor(
     variables=("ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY", "ONEAPI_DEVICE_SELECTOR"),
     list_gpus=_list_intel,
     select=_select_intel,
+    shows="ONEAPI_DEVICE_SELECTOR=level_zero:{}",
     hides="ONEAPI_DEVICE_SELECTOR=opencl:cpu",
     program="xpu-smi",
     library="oneCCL",

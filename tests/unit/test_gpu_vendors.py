@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from recorded_nodes import list_cpus, plant_node
+from refused import refused
 
 from hvdkit.gpu_vendors import (
     AMD,
@@ -20,7 +21,9 @@ from hvdkit.gpu_vendors import (
     read_seen,
 )
 from hvdkit.launch.agent.host_info import divide_near, find_gpus, format_cpus
-from hvdkit.launch.plan.resources import find_near_cpus
+from hvdkit.launch.detect.gpus import count_gpus
+from hvdkit.launch.plan.gpu_sharing import GpuSharing
+from hvdkit.launch.plan.resources import HostResources, check_gpus, find_near_cpus, parse_resources
 
 MI250X = "0-15,64-79", "16-31,80-95", "32-47,96-111", "48-63,112-127"
 
@@ -212,3 +215,71 @@ def test_the_table_is_complete() -> None:
     assert NVIDIA.describe_selection({}) == "CUDA_VISIBLE_DEVICES is not set"
     chosen = {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "4", "PATH": "/bin"}
     assert AMD.describe_selection(chosen) == "ROCR_VISIBLE_DEVICES='4' HIP_VISIBLE_DEVICES='0'"
+
+
+@pytest.mark.parametrize(
+    ("node", "variables", "ranks"),
+    [
+        ("frontier", {}, 8),
+        ("frontier", {"ROCR_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ("frontier", {"ROCR_VISIBLE_DEVICES": "0,1,2", "HIP_VISIBLE_DEVICES": "1"}, 1),
+        ("mi300a", {}, 4),
+        ("aurora", {}, 12),
+        ("aurora", {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, 6),
+        ("aurora", {"ZE_AFFINITY_MASK": "0,1,2,3"}, 4),
+        ("perlmutter", {}, 4),
+        ("perlmutter", {"CUDA_VISIBLE_DEVICES": "3,2"}, 2),
+    ],
+)
+def test_np_gpu_counts_the_gpus_of_each_vendor(
+    tmp_path: Path, node: str, variables: dict[str, str], ranks: int
+) -> None:
+    folders = plant_node(node, tmp_path)
+    assert count_gpus({"PATH": "", **variables}, folders.nvidia, tmp_path) == ranks
+
+
+@pytest.mark.parametrize(
+    ("node", "variables", "names"),
+    [
+        ("lumi", {"ROCR_VISIBLE_DEVICES": ""}, ["list 8 of AMD; ROCR_VISIBLE_DEVICES=''.", "Check amd-smi and ROCR_V"]),
+        (
+            "aurora",
+            {"ZE_AFFINITY_MASK": "0.0"},
+            ["list 12 of Intel; ZE_AFFINITY_MASK='0.0'.", "xpu-smi and ZE_AFFINITY"],
+        ),
+    ],
+)
+def test_np_gpu_names_the_variable_that_hides_the_gpus(
+    tmp_path: Path, node: str, variables: dict[str, str], names: list[str]
+) -> None:
+    plant_node(node, tmp_path)
+    with refused("gpu-missing", names=names):
+        count_gpus({"PATH": "", **variables}, tmp_path / "none", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("node", "library", "show", "hide"),
+    [
+        ("frontier", "RCCL refuses", "(ROCR_VISIBLE_DEVICES)", "ROCR_VISIBLE_DEVICES=''"),
+        ("aurora", "oneCCL is made for one rank", "(ZE_AFFINITY_MASK)", "ONEAPI_DEVICE_SELECTOR=opencl:cpu"),
+        ("perlmutter", "NCCL refuses", "(CUDA_VISIBLE_DEVICES)", "CUDA_VISIBLE_DEVICES=''"),
+    ],
+)
+def test_hvdrun_names_the_vendors_library_and_variable_where_ranks_would_share_gpus(
+    tmp_path: Path, node: str, library: str, show: str, hide: str
+) -> None:
+    vendor, gpus = find_gpus({}, plant_node(node, tmp_path))
+    report = {"allowed": [0], "cores": 1, "shared_mib": 999, "python": "3.11.1", "gpus": gpus, "gpu_vendor": vendor}
+    host = parse_resources(report)
+    (text,) = check_gpus([("n1", host)] * (len(gpus) + 1), GpuSharing.WARNED)
+    assert all(part in text for part in (library, show, hide)), text
+    assert not check_gpus([("n1", host)] * len(gpus), GpuSharing.WARNED)
+    with refused("gpus-shared", names=[show]):
+        check_gpus([("n1", host)] * (len(gpus) + 1), GpuSharing.REFUSED_BY_NP)
+
+
+def test_an_agents_report_names_the_vendor_or_is_of_nvidia() -> None:
+    report = {"allowed": [0], "cores": 1, "shared_mib": 999, "python": "3.11.1", "gpus": []}
+    assert parse_resources(report).gpu_vendor == HostResources().gpu_vendor == "NVIDIA"
+    with pytest.raises(ValueError, match="resources of a host"):
+        parse_resources({**report, "gpu_vendor": 7})
