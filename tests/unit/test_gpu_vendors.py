@@ -23,7 +23,7 @@ from hvdkit.gpu_vendors import (
 from hvdkit.launch.agent.host_info import divide_near, find_gpus, format_cpus
 from hvdkit.launch.detect.gpus import count_gpus
 from hvdkit.launch.plan.gpu_sharing import GpuSharing
-from hvdkit.launch.plan.resources import HostResources, check_gpus, find_near_cpus, parse_resources
+from hvdkit.launch.plan.resources import HostResources, check_gpus, count_gpus_in_use, find_near_cpus, parse_resources
 
 MI250X = "0-15,64-79", "16-31,80-95", "32-47,96-111", "48-63,112-127"
 
@@ -276,6 +276,21 @@ def test_hvdrun_names_the_vendors_library_and_variable_where_ranks_would_share_g
     assert not check_gpus([("n1", host)] * len(gpus), GpuSharing.WARNED)
     with refused("gpus-shared", names=[show]):
         check_gpus([("n1", host)] * (len(gpus) + 1), GpuSharing.REFUSED_BY_NP)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([[("a", ""), ("b", "")]] * 3, {"n1": "2 AMD"}),
+        ([[("a", "")], [("b", "")], [("c", "")]], {"n1": "3 AMD"}),
+        ([[("", "")]] * 3, {"n1": "3 AMD"}),  # a task sees one, whichever it is
+        ([[("", "")] * 4] * 3, {"n1": "4 AMD"}),
+        ([[]] * 3, {}),
+    ],
+)
+def test_the_gpus_of_a_host_are_counted_once(seen: list[list[tuple[str, str]]], expected: dict[str, str]) -> None:
+    ranks = [("n1", HostResources(gpus=tuple(gpus), gpu_vendor="AMD")) for gpus in seen]
+    assert count_gpus_in_use([*ranks, ("n2", HostResources())]) == expected
 
 
 def test_an_agents_report_names_the_vendor_or_is_of_nvidia() -> None:

@@ -148,6 +148,25 @@ def assign_gpus(seen: Sequence[Sequence[Gpu]]) -> list[Gpu]:
     return own if len(own) == len(seen) and len(set(names)) == len(names) else []
 
 
+def count_gpus_in_use(resources: Iterable[tuple[str, HostResources]]) -> dict[str, str]:
+    """Count the GPUs that the ranks of each host see, as "8 AMD"; hosts without GPUs are left out.
+
+    resources: (host, those of a rank).
+    """
+    seen: dict[str, list[HostResources]] = defaultdict(list)
+    for host, each in resources:
+        seen[host].append(each)
+    counts = {host: (_count_gpus([each.gpus for each in ranks]), ranks[0].gpu_vendor) for host, ranks in seen.items()}
+    return {host: f"{count} {vendor}" for host, (count, vendor) in counts.items() if count}
+
+
+def _count_gpus(seen: Sequence[Sequence[Gpu]]) -> int:
+    """Count the GPUs that any rank of a host sees. Of unknown ones each rank that sees one sees its own."""
+    named = {gpu for gpus in seen for gpu in gpus if gpu[0]}
+    unknown = [sum(not name for name, _ in gpus) for gpus in seen]
+    return len(named) + (sum(unknown) if max(unknown, default=0) == 1 else max(unknown, default=0))
+
+
 def find_near_cpus(seen: Sequence[Sequence[Gpu]]) -> list[str]:
     """Find the CPUs near each rank's GPU, in rank order on a host; [] unless they are known for all ranks."""
     near = [cpus for _, cpus in assign_gpus(seen)]
