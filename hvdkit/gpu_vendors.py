@@ -254,17 +254,18 @@ def _list_intel(folders: Folders, environ: Mapping[str, str]) -> tuple[Gpu, ...]
     cards = [
         device
         for device in _list_folders(folders.devices)
-        if _read(device / "vendor") == _INTEL
+        if (device / "drm").is_dir()
+        and _read(device / "vendor") == _INTEL
         and _read(device / "class").startswith(_DISPLAY)
-        and (device / "drm").is_dir()
         and device.name != _INTEGRATED
     ]
     flat = environ.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE"
     found: list[Gpu] = []
     for device in cards:
-        tiles = len(_list_folders(device, "tile*")) or len(_list_folders(device, "drm/card*/gt/gt*")) or 1
-        parts = tiles if flat else 1
-        sizes = [*device.glob("drm/card*/lmem_total_bytes"), *device.glob("tile*/**/physical_vram_size_bytes")]
+        tiles = _list_folders(device, "tile[0-9]*") or _list_folders(device, "drm/card*/gt/gt[0-9]*")
+        parts = max(1, len(tiles)) if flat else 1
+        patterns = ("drm/card*/lmem_total_bytes", "tile[0-9]*/physical_vram_size_bytes")
+        sizes = [path for pattern in patterns for path in _list_folders(device, pattern)]
         for part in range(parts):
             gpu = Gpu(
                 len(found),

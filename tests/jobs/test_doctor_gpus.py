@@ -53,6 +53,10 @@ def test_gpus_of_another_vendor_are_those_of_the_kernel_and_its_tool_names_them(
     (tmp_path / "amd-smi").chmod(0o755)
     found = read_accelerators(environ, tmp_path)
     assert (found.driver, found.gpus[0].name, found.gpus[1].name) == ("6.8.5", "MI250X", "AMD GPU")
+    (tmp_path / "opt/rocm/lib").mkdir(parents=True)
+    (tmp_path / "opt/rocm/lib/librccl.so.1").symlink_to(stand_in_path())
+    found = read_accelerators({**environ, "STAND_IN_NCCL_VERSION": "22205"}, tmp_path)
+    assert (found.nccl, found.nccl_path) == ("2.22.5", str(tmp_path / "opt/rocm/lib/librccl.so.1"))
     (tmp_path / "amd-smi").write_text("#!/bin/sh\necho 'no permission'; exit 9\n")
     found = read_accelerators(environ, tmp_path)
     assert found.error.startswith("amd-smi printed 'no permission'") and len(found.gpus) == 8

@@ -120,6 +120,12 @@ def test_a_torch_that_was_built_for_another_vendor(tmp_path: Path) -> None:
     assert finding.name == "gpu-unused" and "AMD Instinct MI250X" in finding.seen and "ROCm of torch" in finding.cure
 
 
+def test_nccls_wheel_is_not_compared_with_the_driver_of_amd(tmp_path: Path) -> None:
+    facts = facts_of("frontier", tmp_path)
+    found = replace(facts.accelerators, nccl_wheels={"nvidia-nccl-cu13": "2.28.3"})
+    assert check_host(replace(facts, accelerators=found)) == []
+
+
 def test_memory_and_device_files(tmp_path: Path) -> None:
     facts = facts_of("frontier", tmp_path)
     used = (replace(facts.accelerators.gpus[0], used_bytes=30 * 2**30), *facts.accelerators.gpus[1:])
@@ -158,6 +164,14 @@ def test_gpus_in_another_order_than_their_cores(
     assert not findings or (words in findings[0].cure and findings[0].severity == "note")
 
 
+def test_cores_that_a_job_may_not_use_are_left_out_of_the_options(tmp_path: Path) -> None:
+    """LUMI keeps the first core of each L3 cache from jobs; its documentation has these masks."""
+    cpus = ",".join(f"{first + 1}-{first + 7}" for first in range(0, 64, 8))
+    (finding,) = find(facts_of("lumi", tmp_path, {"SLURM_JOB_ID": "7"}, cpus))
+    masks = "0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00,0xfe00000000,0xfe0000000000"
+    assert finding.name == "gpu-order" and f"--cpu-bind=mask_cpu:{masks}." in finding.cure
+
+
 @pytest.mark.parametrize(
     ("node", "local_rank", "variables", "cpus", "severity"),
     [
@@ -169,7 +183,7 @@ def test_gpus_in_another_order_than_their_cores(
         ("frontier", 5, {"ROCR_VISIBLE_DEVICES": "4"}, "40-47", "warning"),
         ("perlmutter", 3, {}, "0-15", ""),
         ("perlmutter", 3, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, "0-15", "warning"),
-        ("perlmutter", 3, {"CUDA_VISIBLE_DEVICES": "1,0", "SLURM_STEP_GPUS": "0,1"}, "0-15", ""),  # which are they?
+        ("perlmutter", 0, {"CUDA_VISIBLE_DEVICES": "1,0", "SLURM_STEP_GPUS": "0,1"}, "0-15", ""),  # which are they?
         ("frontier", 0, {"HVDKIT_AGENT": "1"}, "0-7", ""),  # hvdrun binds
     ],
 )
@@ -240,8 +254,12 @@ def test_software_of_amd_and_intel_is_read(tmp_path: Path, monkeypatch: pytest.M
         facts_of("frontier", tmp_path),
         accelerators=Accelerators(gpus=found.gpus, vendor="AMD", driver=found.driver, runtime=found.runtime),
     )
-    (row,) = _list_gpus(replace(facts, environ={"ROCR_VISIBLE_DEVICES": "1"}))
-    assert row == ("GPUs", "8: AMD Instinct MI250X; driver 6.8.5, ROCm 6.3.1-48", "ROCR_VISIBLE_DEVICES=1")
+    row, library = _list_gpus(replace(facts, environ={"ROCR_VISIBLE_DEVICES": "1"}))
+    assert library[0] == "RCCL" and row == (
+        "GPUs",
+        "8: AMD Instinct MI250X; driver 6.8.5, ROCm 6.3.1-48",
+        "ROCR_VISIBLE_DEVICES=1",
+    )
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may open anything
@@ -249,7 +267,9 @@ def test_software_of_amd_and_intel_is_read(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "usr/lib64").mkdir(parents=True)
     (tmp_path / "usr/lib64/libze_intel_gpu.so.1.6.31294").touch()
     vendor, listed = list_gpus(plant_node("aurora", tmp_path / "intel"), {})
-    assert read_vendor_gpus(vendor, listed, {"PATH": ""}, tmp_path).runtime == "Level Zero driver 1.6.31294"
+    found = read_vendor_gpus(vendor, listed, {"PATH": "", "CCL_ROOT": "/opt/oneapi/ccl/2021.17"}, tmp_path)
+    assert found.runtime == "Level Zero driver 1.6.31294"
+    assert (found.library, found.library_version) == ("/opt/oneapi/ccl/2021.17", "2021.17")
 
 
 def test_answers_of_amd_smi_and_xpu_smi() -> None:

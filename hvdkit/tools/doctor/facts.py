@@ -281,7 +281,7 @@ class Accelerators:
     driver_cuda: the newest CUDA that the driver runs, "" if unknown.
     error: why the driver's tool does not work.
     visible: CUDA_VISIBLE_DEVICES, None if not set; other vendors' variables are in HostFacts.environ.
-    nccl, nccl_path: NCCL's version, if known, and its path.
+    nccl, nccl_path: NCCL's version, if known, and its path; RCCL's or oneCCL's where GPUs are of AMD or Intel.
     nccl_error: why it cannot be loaded.
     nccl_wheels: the installed wheels of NCCL, with their versions.
     cuda_home: folder of a toolkit.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hvdkit.gpu_vendors import AMD, INTEL, NVIDIA
+from hvdkit.gpu_vendors import AMD, INTEL, NVIDIA, find_vendor
 from hvdkit.launch.plan.network import is_inside
 from hvdkit.tools.doctor.checks.gpus import list_builds, read_selection
 from hvdkit.tools.doctor.checks.mpi import Ability, assess_engines, assess_transports, list_choices
@@ -153,10 +153,10 @@ def _list_gpus(facts: HostFacts) -> Iterator[Row]:
         yield "GPUs", f"{len(found.gpus)}: {', '.join(names)}; {software}", ", ".join(chosen) or "all visible"
     else:
         yield "GPUs", "-", found.error or (f"/dev has {', '.join(found.devices)}" if found.devices else "")
-    if found.vendor != NVIDIA.name:
-        return
-    yield "NCCL", found.nccl or ("version unknown" if found.nccl_path else "-"), found.nccl_path
-    yield "CUDA toolkit", "found" if found.cuda_home else "-", found.cuda_home
+    library = find_vendor(found.vendor).library
+    yield library, found.nccl or ("version unknown" if found.nccl_path else "-"), found.nccl_path
+    if found.vendor == NVIDIA.name:
+        yield "CUDA toolkit", "found" if found.cuda_home else "-", found.cuda_home
 
 
 def _describe_cuda(facts: HostFacts, framework: str) -> str:

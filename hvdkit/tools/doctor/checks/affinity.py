@@ -81,8 +81,13 @@ def _find_local_rank(facts: HostFacts) -> int | None:
 
 
 def _plan_binding(facts: HostFacts) -> str:
-    """Write the options that bind the ranks of a host, one for each GPU, near their GPUs."""
+    """Write the options that bind the ranks of a host, one for each GPU, near their GPUs.
+
+    CPUs that a job may not use, as the first ones of Frontier and LUMI, are left out where this process has the others.
+    """
     shares = [parse_cpus(gpu.share) for gpu in _list_visible(facts)]
+    usable = [[cpu for cpu in share if cpu in facts.machine.cpu.allowed] for share in shares]
+    shares = usable if all(usable) else shares
     if "SLURM_JOB_ID" in facts.environ:
         masks = ",".join(format_masks(shares)) if len(shares) > 1 and all(shares) else ""
         listed = f"; or, where each task sees all GPUs, srun --cpu-bind=mask_cpu:{masks}" if masks else ""

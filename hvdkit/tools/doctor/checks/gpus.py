@@ -97,6 +97,7 @@ def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
         name
         for name, facts in survey.answering.items()
         if facts.accelerators.nccl == _DEADLOCKS
+        and facts.accelerators.vendor == NVIDIA.name
         and facts.accelerators.gpus
         and facts.settings.get("device_transport") != "host"
     ]

@@ -114,8 +114,10 @@ def read_accelerators(environ: Mapping[str, str], root: Path = Path("/")) -> Acc
     tools, frameworks = find_gpu_tools(environ, ""), read_frameworks()
     wheels = {name: version for name in NCCL_WHEELS if (version := find_version(name))}
     nccl, nccl_path = next(((version, "its wheel") for version in wheels.values()), ("", ""))
-    loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY", ""))
-    if tools.nccl is not None:
+    loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY") or others.library)
+    if vendor is not NVIDIA:
+        nccl, nccl_path = others.library_version, others.library
+    elif tools.nccl is not None:
         nccl, nccl_path = nccl or tools.nccl.version, tools.nccl.library
     return Accelerators(
         gpus=others.gpus,

@@ -15,6 +15,7 @@ from hvdkit.gpu_vendors import Gpu as ListedGpu
 from hvdkit.launch.agent.host_info import SYSTEM, Cpu, divide_near, format_cpus, read_topology
 from hvdkit.launch.process import run_program
 from hvdkit.tools.doctor.facts import Gpu
+from hvdkit.tools.installed import find_package, find_version
 
 _TOOL_S = 10.0
 #: Vendor -> arguments of its tool that list models and the driver's version as JSON.
@@ -26,13 +27,19 @@ _LEVEL_ZERO = ("usr/lib64", "usr/lib/x86_64-linux-gnu")
 
 @dataclass(frozen=True)
 class VendorGpus:
-    """GPUs and their software. driver, runtime: versions, "" if unknown. error: why the tool failed. denied: a file."""
+    """GPUs and their software.
+
+    driver, runtime: versions, "" if unknown. error: why the tool failed. denied: a device file. library: the path of
+    the vendor's collectives, "" if unknown. library_version: its version, where the path or the package tells it.
+    """
 
     gpus: tuple[Gpu, ...]
     driver: str = ""
     runtime: str = ""
     error: str = ""
     denied: str = ""
+    library: str = ""
+    library_version: str = ""
 
 
 def read_vendor_gpus(
@@ -53,7 +60,8 @@ def read_vendor_gpus(
         names, version, error = _ask_tool(vendor, environ)
         driver = driver or version
     gpus = tuple(replace(gpu, name=names.get(gpu.bus) or names.get(str(gpu.index)) or gpu.name) for gpu in gpus)
-    return VendorGpus(gpus, driver, _read_runtime(vendor, environ, root), error, _find_denied(vendor, root))
+    runtime, library = _read_runtime(vendor, environ, root), _find_library(vendor, environ, root)
+    return VendorGpus(gpus, driver, runtime, error, _find_denied(vendor, root), *library)
 
 
 def read_cpus(listed: Sequence[ListedGpu], system: Path = SYSTEM) -> tuple[Cpu, ...]:
@@ -154,6 +162,20 @@ def _read_runtime(vendor: Vendor, environ: Mapping[str, str], root: Path) -> str
         names = sorted(path.name for folder in _LEVEL_ZERO for path in root.glob(f"{folder}/libze_intel_gpu.so.1.*"))
         return f"Level Zero driver {names[-1].partition('.so.')[2]}" if names else ""
     return ""
+
+
+def _find_library(vendor: Vendor, environ: Mapping[str, str], root: Path) -> tuple[str, str]:
+    """Find RCCL, torch's own first, or oneCCL; returns its path and its version, "" if unknown."""
+    if vendor is AMD:
+        own = find_package("torch", "torch/lib")
+        folders = [own, Path(environ.get("ROCM_PATH") or root / "opt/rocm") / "lib"]
+        found = [path for folder in folders if folder for path in sorted(folder.glob("librccl.so*"))]
+        return (str(found[0]) if found else ""), ""
+    if vendor is INTEL:
+        module = environ.get("CCL_ROOT", "")
+        version = re.search(r"[0-9]+(\.[0-9]+)+", module)
+        return module, find_version("oneccl") or (version[0] if version else "")
+    return "", ""
 
 
 def _find_denied(vendor: Vendor, root: Path) -> str:
