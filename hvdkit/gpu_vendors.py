@@ -378,12 +378,12 @@ def list_gpus(folders: Folders, environ: Mapping[str, str]) -> tuple[Vendor, tup
 
 
 #: With these, numbers in a variable may count the GPUs of the job instead of those of the host.
-_SLURM = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+SLURM_NUMBERS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 
 
 def knows_order(vendor: Vendor, gpus: Iterable[Gpu], environ: Mapping[str, str]) -> bool:
     """Is it certain which GPU of the host a number in the vendor's variables is?"""
-    if vendor.job_numbers and any(name in environ for name in _SLURM):
+    if vendor.job_numbers and any(name in environ for name in SLURM_NUMBERS):
         return False
     alike = len({gpu.model for gpu in gpus}) == 1  # with different models, CUDA begins with the fastest
     return vendor is not NVIDIA or alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

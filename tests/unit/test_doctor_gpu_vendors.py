@@ -148,6 +148,11 @@ def test_memory_and_device_files(tmp_path: Path) -> None:
             *("perlmutter", {}, (Launcher("mpiexec", "/opt/cray/pals/bin/mpiexec", "pals", "1.3"),)),
             "mpiexec --cpu-bind list:48-63,112-127:32-47,96-111:16-31,80-95:0-15,64-79.",
         ),
+        (
+            *("perlmutter", {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0,1,2,3", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ()),
+            "mask_cpu:0xffff000000000000ffff000000000000,0xffff000000000000ffff00000000,",
+        ),
+        ("perlmutter", {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}, (), ""),
         ("frontier", {}, (), ""),  # no launcher but hvdrun's
         ("mi300a", {"SLURM_JOB_ID": "7"}, (), ""),  # in order
         ("aurora", {}, (Launcher("mpiexec", "/opt/cray/pals/bin/mpiexec", "pals", "1.3"),), ""),

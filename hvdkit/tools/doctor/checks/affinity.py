@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from hvdkit.errors import WorldError
-from hvdkit.gpu_vendors import find_vendor, knows_order
+from hvdkit.gpu_vendors import SLURM_NUMBERS, find_vendor, knows_order
 from hvdkit.launch.agent.host_info import format_cpus, parse_cpus
 from hvdkit.tools.doctor.checks.gpus import list_found, select_gpus
 from hvdkit.tools.doctor.facts import Gpu, HostFacts
@@ -58,11 +58,16 @@ def check_task(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
 
 
 def _list_visible(facts: HostFacts) -> list[Gpu]:
-    """List the visible GPUs in the runtime's order; [] if it is unknown which they are."""
+    """List the visible GPUs in the runtime's order; [] if it is unknown which they are.
+
+    It is known where all GPUs of the host are visible, even if Slurm has numbered them.
+    """
     known = {gpu.index: gpu for gpu in facts.accelerators.gpus}
     seen = select_gpus(facts).gpus
     vendor = find_vendor(facts.accelerators.vendor)
-    if None in seen or not knows_order(vendor, list_found(facts), facts.environ):
+    hidden = SLURM_NUMBERS if len(seen) == len(known) else ()
+    environ = {name: value for name, value in facts.environ.items() if name not in hidden}
+    if None in seen or not knows_order(vendor, list_found(facts), environ):
         return []
     return [known[gpu.number] for gpu in seen if gpu is not None]
 
