@@ -20,7 +20,7 @@ from typing import Any
 
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HvdkitError, LaunchError
-from hvdkit.gpu_vendors import AMD, NVIDIA, Folders, list_gpus
+from hvdkit.gpu_vendors import AMD, NVIDIA, VENDORS, Folders, list_gpus
 from hvdkit.launch.function_outcome import Dumps, FunctionOutcome, describe_error
 from hvdkit.launch.plan.environment import find_horovod_variables, find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
@@ -98,6 +98,12 @@ def find_gpu_variable() -> str:
     """
     vendor = list_gpus(Folders(), os.environ)[0]
     return f"{vendor.variable}={{}}" if vendor is AMD and vendor.variable in os.environ else vendor.shows
+
+
+def plan_hidden_gpus() -> dict[str, str]:
+    """Plan the variables that hide all GPUs from workers, of whichever vendor theirs are."""
+    assignments = [vendor.hides.partition("=") for vendor in VENDORS]
+    return {name: value.strip("'") for name, _, value in assignments}
 
 
 def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:

@@ -17,7 +17,7 @@ from recorded_nodes import plant_node
 from refused import refused
 
 from hvdkit.errors import HorovodInternalError, NotInitializedError, TooFewRanksError, WorldError
-from hvdkit.gpu_vendors import AMD, INTEL
+from hvdkit.gpu_vendors import AMD, INTEL, list_gpus
 from hvdkit.integrations import ranks
 from hvdkit.integrations.ranks import (
     Offer,
@@ -119,6 +119,13 @@ def test_a_scheduler_of_amds_gpus_has_one_of_two_variables(monkeypatch: pytest.M
     assert ranks.find_gpu_variable() == "HIP_VISIBLE_DEVICES={}"
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "3")
     assert ranks.find_gpu_variable() == "ROCR_VISIBLE_DEVICES={}"
+
+
+@pytest.mark.parametrize("node", ["frontier", "aurora", "perlmutter"])
+def test_gpus_are_hidden_whose_ever_they_are(tmp_path: Path, node: str) -> None:
+    environ = ranks.plan_hidden_gpus()
+    vendor, gpus = list_gpus(plant_node(node, tmp_path), environ)
+    assert gpus and not vendor.select(environ, gpus).gpus
 
 
 def test_where_horovod_is_hvdkit_it_is_so_on_the_ranks(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
