@@ -296,5 +296,6 @@ def test_the_gpus_of_a_host_are_counted_once(seen: list[list[tuple[str, str]]], 
 def test_an_agents_report_names_the_vendor_or_is_of_nvidia() -> None:
     report = {"allowed": [0], "cores": 1, "shared_mib": 999, "python": "3.11.1", "gpus": []}
     assert parse_resources(report).gpu_vendor == HostResources().gpu_vendor == "NVIDIA"
-    with pytest.raises(ValueError, match="resources of a host"):
-        parse_resources({**report, "gpu_vendor": 7})
+    for wrong in ({**report, "gpu_vendor": 7}, [7], 7):
+        with pytest.raises(ValueError, match="resources of a host"):
+            parse_resources(wrong)  # type: ignore[arg-type]

@@ -52,8 +52,8 @@ def parse_resources(message: Mapping[str, Any]) -> HostResources:
     if not message:
         return HostResources()
     kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list, "gpu_vendor": str}
-    message = {"gpu_vendor": NVIDIA.name, **message}
-    allowed, cores, shared, python, gpus, vendor = take_fields(message, "the resources of a host", **kinds)
+    whole = {"gpu_vendor": NVIDIA.name, **message} if isinstance(message, dict) else message
+    allowed, cores, shared, python, gpus, vendor = take_fields(whole, "the resources of a host", **kinds)
     if any(type(number) is not int for number in allowed) or not all(
         isinstance(gpu, list) and list(map(type, gpu)) == [str, str] for gpu in gpus
     ):

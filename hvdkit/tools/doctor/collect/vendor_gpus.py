@@ -30,7 +30,7 @@ class VendorGpus:
     """GPUs and their software.
 
     driver, runtime: versions, "" if unknown. error: why the tool failed. denied: a device file. library: the path of
-    the vendor's collectives, "" if unknown. library_version: its version, where the path or the package tells it.
+    the vendor's collectives, "" if unknown. library_version: its version, if the path or the package has it.
     """
 
     gpus: tuple[Gpu, ...]
