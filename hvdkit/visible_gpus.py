@@ -49,6 +49,9 @@ def read_visible(variable: str | None, uuids: Sequence[str] | None) -> VisibleGp
     return VisibleGpus(tuple(found))
 
 
+_LARGEST = 10**9  # larger numbers, which no host has, become this one
+
+
 def _is_valid(word: str, uuids: Sequence[str] | None) -> bool:
     if word.startswith("MIG-"):
         return uuids is None or bool(uuids)
@@ -62,5 +65,5 @@ def _find_number(word: str, uuids: Sequence[str] | None) -> int | None:
     """Find a GPU by its number or by the beginning of its UUID. CUDA reads a number as strtoul does: "1x" is 1."""
     if word.startswith("GPU-"):
         return next((at for at, uuid in enumerate(uuids or ()) if uuid.startswith(word)), None)
-    number = re.match(r"\+?([0-9]+)", word)
-    return int(number[1]) if number else None
+    number = re.match(r"\+?0*([0-9]+)", word)
+    return min(_LARGEST, int(number[1][: len(str(_LARGEST)) + 1])) if number else None

@@ -20,6 +20,7 @@ from typing import Any
 
 from hvdkit.engine import runtime as engine
 from hvdkit.errors import HvdkitError, LaunchError
+from hvdkit.gpu_vendors import AMD, NVIDIA, VENDORS, Folders, list_gpus
 from hvdkit.launch.function_outcome import Dumps, FunctionOutcome, describe_error
 from hvdkit.launch.plan.environment import find_horovod_variables, find_launcher_variables, plan_rank_variables
 from hvdkit.startup import begin
@@ -41,8 +42,8 @@ class Offer:
     """A worker's description of itself.
 
     index: the driver's number for it. node: equal for workers of one host. address, port: of its store, as workers on
-    other hosts reach it. gpus: values of CUDA_VISIBLE_DEVICES for its own GPUs. place: its preferred local rank, see
-    keep_places(); -1 for none.
+    other hosts reach it. gpus: numbers or names of its own GPUs, for the vendor's variable. place: its preferred local
+    rank, see keep_places(); -1 for none. gpu_variable: see find_gpu_variable().
     """
 
     index: int
@@ -51,11 +52,16 @@ class Offer:
     port: int
     gpus: tuple[str, ...] = ()
     place: int = -1
+    gpu_variable: str = NVIDIA.shows
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A worker's rank. index: of the worker. gpus: of all workers of its node; its own first GPU is at local_rank."""
+    """A worker's rank.
+
+    index: of the worker. gpus: of all workers of its node; its own first GPU is at local_rank.
+    gpu_variable: of the worker.
+    """
 
     index: int
     rank: int
@@ -64,6 +70,7 @@ class Assignment:
     local_size: int
     node: str
     gpus: tuple[str, ...] = ()
+    gpu_variable: str = NVIDIA.shows
 
 
 class Store:
@@ -81,6 +88,22 @@ class Store:
 def offer_store() -> Store:
     """Open this worker's store. Raises MissingDependencyError without torch."""
     return Store()
+
+
+def find_gpu_variable() -> str:
+    """Find the assignment that shows GPUs to this worker, with {} for their numbers, for Offer.
+
+    It replaces the one that shows this worker its own GPUs: on GPUs of AMD that is ROCR_VISIBLE_DEVICES with older
+    versions of Ray, and HIP_VISIBLE_DEVICES with newer ones.
+    """
+    vendor = list_gpus(Folders(), os.environ)[0]
+    return f"{vendor.variable}={{}}" if vendor is AMD and vendor.variable in os.environ else vendor.shows
+
+
+def plan_hidden_gpus() -> dict[str, str]:
+    """Plan the variables that hide all GPUs from workers, of whichever vendor theirs are."""
+    assignments = [vendor.hides.partition("=") for vendor in VENDORS]
+    return {name: value.strip("'") for name, _, value in assignments}
 
 
 def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
@@ -103,7 +126,10 @@ def assign_ranks(offers: Sequence[Offer]) -> list[Assignment]:
         gpus = _order_gpus([local[places.index(place)].gpus for place in range(len(local))])
         for local_rank, offer in zip(places, local, strict=True):
             rank = len(assignments)
-            assignments.append(Assignment(offer.index, rank, len(offers), local_rank, len(local), node, gpus))
+            size = len(offers)
+            assignments.append(
+                Assignment(offer.index, rank, size, local_rank, len(local), node, gpus, offer.gpu_variable)
+            )
     return assignments
 
 
@@ -152,9 +178,13 @@ def plan_variables(
     variables = []
     for each in assignments:
         own = {name: value for name, value in planned[each.rank].items() if not _LEFT_OUT.fullmatch(name)}
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(each.gpus)} if each.gpus else {}
-        variables.append({**own, **shared, **gpus})
+        variables.append({**own, **shared, **_show_gpus(each.gpu_variable, each.gpus)})
     return variables
+
+
+def _show_gpus(variable: str, gpus: Sequence[str]) -> dict[str, str]:
+    name, _, value = variable.partition("=")
+    return {name: value.format(",".join(gpus))} if gpus else {}
 
 
 def enter_rank(variables: Mapping[str, str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hvdkit
@@ -18,6 +19,7 @@ PACKAGES_OF = {
         *("tensorflow-intel", "intel-tensorflow", "tf-nightly", "tf-nightly-cpu"),
     ),
 }
+_OTHERS = re.compile(r"^(hip|xpu)\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
 
@@ -26,11 +28,13 @@ class Frameworks:
     """The versions of the frameworks; "" for a framework that is not installed.
 
     torch_cuda: the CUDA version for which torch was built, "" for a CPU build.
+    torch_other: the same for AMD's HIP and Intel's XPU: "hip" or "xpu" -> the version, for those that it was built for.
     """
 
     torch: str = ""
     torch_cuda: str = ""
     tensorflow: str = ""
+    torch_other: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -40,9 +44,11 @@ class Frameworks:
 
 def read_frameworks() -> Frameworks:
     """Read the package metadata of this Python."""
+    text = _read_torch_version_file()
     return Frameworks(
         torch=find_version("torch"),
-        torch_cuda=parse_torch_cuda(_read_torch_version_file()),
+        torch_cuda=parse_torch_cuda(text),
+        torch_other=parse_torch_other(text),
         tensorflow=next(filter(None, map(find_version, PACKAGES_OF["tensorflow"])), ""),
     )
 
@@ -73,6 +79,11 @@ def parse_torch_cuda(text: str) -> str:
     """Take the CUDA version from the text of torch/version.py; "" if it has none."""
     found = _CUDA.search(text)
     return found.group(1) if found else ""
+
+
+def parse_torch_other(text: str) -> dict[str, str]:
+    """Take the versions of HIP and XPU from the text of torch/version.py, for those that torch was built for."""
+    return dict(_OTHERS.findall(text))
 
 
 def _read_torch_version_file() -> str:

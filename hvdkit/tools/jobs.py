@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,8 +20,8 @@ from hvdkit.launch.state.ranks import count_ranks
 from hvdkit.launch.state.runtime_dir import find_jobs
 
 _JOBS = """\
-List your running hvdrun jobs on this host: name, state, ranks, hosts, start time and command. Jobs that you started on
-other hosts are listed there.
+List your running hvdrun jobs on this host: name, state, ranks, hosts, GPUs that ranks see, start time and command.
+Jobs that you started on other hosts are listed there.
 """
 _STACKS = """\
 Show the Python stacks of all threads of every rank of a running hvdrun job, on all hosts. Ranks with equal stacks are
@@ -113,7 +114,7 @@ def describe_job(name: str, directory: str) -> dict[str, Any]:
         job = query_job(directory, "job")["job"]
     except LaunchError:
         job = {"state": "not responding"}
-    names = ("state", "size", "hosts", "since", "command")
+    names = ("state", "size", "hosts", "gpus", "since", "command")
     described = {"name": name, **{each: job.get(each) for each in names}}
     described["ranks"] = described.pop("size")
     described["hosts"] = sorted(set(described["hosts"].values())) if described["hosts"] else None
@@ -130,17 +131,25 @@ def format_jobs(jobs: Sequence[Mapping[str, Any]], width: int = _ONE_LINE) -> st
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("JOB", "STATE", "RANKS", "HOSTS", "SINCE", "COMMAND"):
+    gpus = ("GPUS",) if any(job.get("gpus") for job in jobs) else ()
+    for title in ("JOB", "STATE", "RANKS", "HOSTS", *gpus, "SINCE", "COMMAND"):
         table.add_column(title, no_wrap=title not in ("HOSTS", "COMMAND"), overflow="fold")
     for job in jobs:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["since"])) if job["since"] is not None else "-"
         ranks = "-" if job["ranks"] is None else str(job["ranks"])
         command = " ".join((job["command"] or "-").splitlines())
-        row = (job["name"], job["state"] or "-", ranks, _shorten(job["hosts"]), since, command)
+        shown = [_describe_gpus(job.get("gpus") or {})] if gpus else []
+        row = (job["name"], job["state"] or "-", ranks, _shorten(job["hosts"]), *shown, since, command)
         table.add_row(*map(Text, row))
     out = io.StringIO()
     Console(file=out, width=max(_NARROWEST, width)).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _describe_gpus(gpus: Mapping[str, str]) -> str:
+    """Write the GPUs of hosts, as "2 x 8 AMD" for two hosts that have 8 each; "-" without GPUs."""
+    counts = Counter(gpus.values())
+    return ", ".join(f"{count} x {each}" if count > 1 else each for each, count in counts.items()) or "-"
 
 
 def _shorten(hosts: Sequence[str] | None) -> str:

@@ -40,6 +40,14 @@ def test_a_table_has_a_line_for_each_job() -> None:
     assert "a and 3 others" in third
 
 
+def test_a_table_shows_the_gpus_of_jobs_that_have_some() -> None:
+    job = {"name": "7", "state": "running", "ranks": 16, "hosts": ["a", "b"], "since": None, "command": "t"}
+    jobs = [{**job, "gpus": {"a": "8 AMD", "b": "8 AMD"}}, {**job, "gpus": {"a": "4 NVIDIA"}}, {**job, "gpus": {}}]
+    head, *lines = format_jobs(jobs).splitlines()
+    assert head.split() == ["JOB", "STATE", "RANKS", "HOSTS", "GPUS", "SINCE", "COMMAND"]
+    assert [" ".join(line.split()[4:-2]) for line in lines] == ["2 x 8 AMD", "4 NVIDIA", "-"]
+
+
 def test_a_table_loses_nothing_of_a_long_command() -> None:
     hosts = [f"node{number}.cluster.example.org" for number in range(3)]
     command = "python -c 'import t\nt.train([bold])'" + "".join(f" --option-{number}" for number in range(100))
@@ -77,6 +85,7 @@ def test_a_job_is_listed_and_stopped(options: tuple[str, ...], script: str, code
         name = str(hvdrun.pid)
         job = list_jobs()[name]
         assert (job["state"], job["ranks"], len(job["hosts"])) == ("running", 2, 1)
+        assert set(job["gpus"]) <= set(job["hosts"])  # {} without GPUs
         assert job["since"] > 0 and sys.executable in job["command"]
         (line,) = [each for each in run("jobs").stdout.splitlines() if each.split()[0] == name]
         assert line.endswith(job["command"].splitlines()[-1])

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from planned_job import plan_job
+from recorded_nodes import plant_node
 from refused import refused
 
+from hvdkit.gpu_vendors import VARIABLES, Folders
 from hvdkit.launch.agent.host_info import Cpu, divide_near, format_cpus, plan_share, read_gpus
 from hvdkit.launch.cli import hvdrun
 from hvdkit.launch.cli.options import parse_arguments
@@ -177,6 +179,54 @@ def test_cores_near_gpus_are_ordered_where_hvdrun_binds_and_else_all_are_shared_
     assert plan_share(mine, order, 1).cpus == set(mine), "none of the CPUs near it may be used"
 
 
+def use_agent_with(folder: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let hvdrun start a copy of its agent that reads GPUs from these folders."""
+    agent = shutil.copytree(AGENT, folder / "hvdkit/launch/agent")
+    for name in ("handshake.py", "ranges.py", "visible_gpus.py", "gpu_vendors.py"):
+        shutil.copy(Path(AGENT).parents[1] / name, folder / "hvdkit")
+    text = (agent / "host_info.py").read_text()
+    for usual, other in zip(Folders(), folders, strict=True):
+        assert str(usual) in text
+        text = text.replace(str(usual), str(other))
+    (agent / "host_info.py").write_text(text)
+
+    def plan(options: LaunchOptions, facts: Facts) -> StartPlan:
+        start = plan_start(options, facts)
+        return replace(start, job=replace(start.job, agent=str(agent)))
+
+    monkeypatch.setattr("hvdkit.launch.start.plan_start", plan)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("node", "environ", "words"),
+    [
+        ("frontier", {"ROCR_VISIBLE_DEVICES": "6,7"}, "3 ranks, but 2 GPUs. RCCL refuses two ranks on one GPU."),
+        pytest.param(
+            *("aurora", {"ZE_AFFINITY_MASK": "6,7"}, "3 ranks, but 2 GPUs. oneCCL is made for one rank on each GPU."),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("frontier", {}, "", marks=pytest.mark.slow),
+    ],
+)
+def test_hvdrun_warns_of_shared_gpus_of_other_vendors(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    node: str,
+    environ: dict[str, str],
+    words: str,
+) -> None:
+    use_agent_with(tmp_path, plant_node(node, tmp_path), monkeypatch)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert hvdrun.main(["-np", "3", sys.executable, "-S", "-c", "pass"]) == 0
+    said = capfd.readouterr().err
+    assert words in said and ("GPU" in said) == bool(words)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("options", "code", "words"),
@@ -195,18 +245,7 @@ def test_hvdrun_refuses_or_warns_before_the_start(
     words: str,
 ) -> None:
     driver, devices = write_gpus(tmp_path, GPUS[:2])
-    agent = shutil.copytree(AGENT, tmp_path / "hvdkit/launch/agent")
-    for name in ("handshake.py", "ranges.py", "visible_gpus.py"):
-        shutil.copy(Path(AGENT).parents[1] / name, tmp_path / "hvdkit")
-    text = (agent / "host_info.py").read_text()
-    found = text.replace("/proc/driver/nvidia/gpus", str(driver)).replace("/sys/bus/pci/devices", str(devices))
-    (agent / "host_info.py").write_text(found)
-
-    def plan(options: LaunchOptions, facts: Facts) -> StartPlan:
-        start = plan_start(options, facts)
-        return replace(start, job=replace(start.job, agent=str(agent)))
-
-    monkeypatch.setattr("hvdkit.launch.start.plan_start", plan)
+    use_agent_with(tmp_path, Folders(devices, nvidia=driver), monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = "import json, os; print(json.dumps([os.environ.get('NCCL_HOSTID'), os.environ.get('NCCL_NET')]))"
     assert hvdrun.main(["-np", "3", *options, sys.executable, "-S", "-c", script]) == code

@@ -47,6 +47,7 @@ PARTS = {"os": {"path"}, "os.path": {"join", "normpath"}}
 BORROWED = {
     "hvdkit.config": {"Config", "read_config", "read_settings"},
     "hvdkit.errors": {"LaunchError"},
+    "hvdkit.gpu_vendors": {"NVIDIA", "find_vendor"},
     "hvdkit.launch.agent.host_info": {"PORT_COUNT", "format_cpus"},
     "hvdkit.launch.agent.wire": {"find_unplanned"},
     "hvdkit.launch.allocations.schedulers": {"find_incomplete_slurm_job"},

@@ -30,7 +30,7 @@ FURTHER = {
     "ray": "elastic.regrouping elastic.state integrations.ranks transport.select",
     "spark": "handshake integrations.ranks launch.agent.session_reaper launch.function_outcome "
     "launch.state.authenticated_server launch.process startup training.sharding transport.addresses",
-    "wrap": "startup.after_import torch.autograd training.schedules training.sharding visible_gpus",
+    "wrap": "gpu_vendors startup.after_import torch.autograd training.schedules training.sharding visible_gpus",
     "balance": "",
     "parallel": "",
     "strategies": "",

@@ -86,7 +86,9 @@ CASES: dict[str, list[Callable[[], object]]] = {
     "bug-launchers-not-examined": [lambda: plan_start(LaunchOptions(np=3, command=("true",)), facts())],
     "cooldown-range": [lambda: plan(blacklist_cooldown_range=(3, 1))],
     "environment-contradicts": [lambda: number(WORLD_SIZE="8", RANK="0")],
-    "gpu-missing": [lambda: count_gpus({"PATH": "none", "CUDA_VISIBLE_DEVICES": "0"}, Path("/none/gpus"))],
+    "gpu-missing": [
+        lambda: count_gpus({"PATH": "none", "CUDA_VISIBLE_DEVICES": "0"}, Path("/none/gpus"), Path("/none"))
+    ],
     "gpus-shared": [lambda: check_gpus([("n1", HostResources(gpus=GPUS))] * 3, GpuSharing.REFUSED_BY_NP)],
     "host-is-ipv6": [lambda: build(SelectedLauncher("mpirun", "", mpi=OPEN_MPI), (Host("fe80::1", 4),))],
     "host-with-user": [

@@ -10,6 +10,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from hvdkit import config, handshake, launcher_channel, setting, world
 from hvdkit.errors import ConfigError, HostfileError, HvdkitError, LaunchError, ProfileError, TransportError, WorldError
+from hvdkit.gpu_vendors import VENDORS, Gpu, Vendor
 from hvdkit.launch import plan_job
 from hvdkit.launch.agent import host_info, rank_identity, stream
 from hvdkit.launch.allocations import read_allocation, schedulers
@@ -34,7 +36,7 @@ from hvdkit.launch.state import control
 from hvdkit.profiling import network as profiled
 from hvdkit.tools import installed
 from hvdkit.tools.doctor.checks import job as doctor_job
-from hvdkit.tools.doctor.collect import host, software
+from hvdkit.tools.doctor.collect import host, software, vendor_gpus
 from hvdkit.tools.doctor.collect import script as doctor_script
 from hvdkit.tools.submit import job, kubernetes, scripts
 from hvdkit.transport.gloo import rendezvous
@@ -220,6 +222,7 @@ TEXTS: dict[str, Parser] = {
     ),
     "tools.installed.parse_numbers": Parser(installed.parse_numbers, ["2", ".", "+cpu", "rc1"]),
     "tools.installed.parse_torch_cuda": Parser(installed.parse_torch_cuda, ["cuda", " = ", "'12.1'", "\n"]),
+    "tools.installed.parse_torch_other": Parser(installed.parse_torch_other, ["hip", "xpu", " = ", "'6.4'", "\n"]),
     "launch.agent.host_info.parse_cpus": Parser(host_info.parse_cpus, ["0", "-", ",", "0-999"]),
     "profiling.network.parse_network": Parser(profiled.parse_network, ["10", "gbit", ",", "30", "us"], (ProfileError,)),
     "launch.introspect.stack_report.parse_dump": Parser(
@@ -227,6 +230,12 @@ TEXTS: dict[str, Parser] = {
     ),
 }
 
+
+def _select(vendor: Vendor, environ: dict[str, str]) -> object:
+    return vendor.select(environ, _GPUS)
+
+
+_GPUS = tuple(Gpu(number, f"0000:0{number}:00.0", uuid=f"GPU-{number}a") for number in range(3))
 VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, str]], tuple[type[Exception], ...]]] = {
     "config.read_settings": (
         config.read_settings,
@@ -251,6 +260,10 @@ VARIABLES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[dict[str, 
         ),
         (WorldError,),
     ),
+    **{
+        f"gpu_vendors.{vendor.name}": (partial(_select, vendor), _variables(*vendor.variables), ())
+        for vendor in VENDORS
+    },
     "world.read_job": (world.read_job, _variables("HVDKIT_JOB"), ()),
     "launch.allocations.read_allocation": (
         read_allocation,
@@ -297,7 +310,10 @@ def _objects(**good: Any) -> st.SearchStrategy[Any]:
 
 
 _PROCESS = {"pid": 1, "state": "S", "command": "", "stacks": doing.__doc__, "asked": True}
-_MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3", "gpus": [["0000:07:00.0", "0-3"]]}
+_MACHINE = {"allowed": [0], "cores": 1, "shared_mib": 5, "python": "3", "gpus": [["0000:07:00.0", "0-3"]]} | {
+    "gpu_vendor": "AMD"
+}
+_AMD = _objects(gpu=0, asic={"market_name": "x"}, driver={"version": "6"})
 MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple[type[Exception], ...]]] = {
     "launch.plan.registration.parse_registration": (
         registration.parse_registration,
@@ -332,6 +348,16 @@ MESSAGES: dict[str, tuple[Callable[[Any], object], st.SearchStrategy[Any], tuple
         lambda value: doing.format_report(doing.read_answer(value)),
         _objects(job={"hosts": {"0": "n"}}, ranks={"0": [_PROCESS], "1": None}),
         (LaunchError,),
+    ),
+    "tools.doctor.collect.vendor_gpus.parse_amd_smi": (
+        lambda value: vendor_gpus.parse_amd_smi(json.dumps(value)),
+        st.lists(_AMD) | _objects(gpu_data=[{}]) | st.fixed_dictionaries({"gpu_data": st.lists(_AMD)}) | _JSON,
+        (),
+    ),
+    "tools.doctor.collect.vendor_gpus.parse_xpu_smi": (
+        lambda value: vendor_gpus.parse_xpu_smi(json.dumps(value)),
+        _objects(device_list=[{"device_name": "x", "pci_bdf_address": "0000:18:00.0"}]) | _JSON,
+        (),
     ),
     "transport.gloo.rendezvous.parse_rendezvous_info": (
         lambda value: rendezvous.parse_rendezvous_info(json.dumps(value).encode()),

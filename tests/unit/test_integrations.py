@@ -8,13 +8,16 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded_nodes import plant_node
 from refused import refused
 
 from hvdkit.errors import HorovodInternalError, NotInitializedError, TooFewRanksError, WorldError
+from hvdkit.gpu_vendors import AMD, INTEL, list_gpus
 from hvdkit.integrations import ranks
 from hvdkit.integrations.ranks import (
     Offer,
@@ -93,6 +96,36 @@ def test_the_variables_are_read_as_what_was_assigned(variables: None) -> None:
         assert not others & set(os.environ)
         assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]) == (str(rank.rank), "5")
         assert os.environ["HOROVOD_HOSTNAME"] == rank.node
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "value"),
+    [
+        (AMD.shows, "HIP_VISIBLE_DEVICES", "1,0"),
+        ("ROCR_VISIBLE_DEVICES={}", "ROCR_VISIBLE_DEVICES", "1,0"),
+        (INTEL.shows, "ONEAPI_DEVICE_SELECTOR", "level_zero:1,0"),
+    ],
+)
+def test_gpus_are_shown_by_the_variable_of_their_vendor(variable: str, name: str, value: str) -> None:
+    places = assign_ranks([replace(offer, gpu_variable=variable) for offer in OFFERS])
+    for rank, own in zip(places, plan_variables(places, "10.0.0.2", 2004, new_secret(), "job"), strict=True):
+        assert own.get(name) == (value if rank.node == "b" else None) and "CUDA_VISIBLE_DEVICES" not in own
+
+
+def test_a_scheduler_of_amds_gpus_has_one_of_two_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = plant_node("frontier", tmp_path)
+    monkeypatch.setattr(ranks, "Folders", lambda: folders)
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
+    assert ranks.find_gpu_variable() == "HIP_VISIBLE_DEVICES={}"
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "3")
+    assert ranks.find_gpu_variable() == "ROCR_VISIBLE_DEVICES={}"
+
+
+@pytest.mark.parametrize("node", ["frontier", "aurora", "perlmutter"])
+def test_gpus_are_hidden_whose_ever_they_are(tmp_path: Path, node: str) -> None:
+    environ = ranks.plan_hidden_gpus()
+    vendor, gpus = list_gpus(plant_node(node, tmp_path), environ)
+    assert gpus and not vendor.select(environ, gpus).gpus
 
 
 def test_where_horovod_is_hvdkit_it_is_so_on_the_ranks(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 
 # Run by path, this folder is no package yet. Its parents become packages, but their code does not run, so that only
-# this folder, hvdkit/handshake.py, hvdkit/ranges.py and hvdkit/visible_gpus.py are imported of hvdkit.
+# this folder and, of hvdkit, handshake.py, ranges.py, visible_gpus.py and gpu_vendors.py are imported.
 folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 for name, path in (("hvdkit", os.path.dirname(folder)), ("hvdkit.launch", folder)):
     sys.modules[name] = type(sys)(name)

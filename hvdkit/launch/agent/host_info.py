@@ -1,7 +1,7 @@
 """Read this host's resources for a rank: CPUs, GPUs, shared memory, interfaces, free ports. Fast: each start waits.
 
-CPUs are divided among the ranks: divide() plans, bind() acts. GPUs are read from /proc and /sys, because nvidia-smi may
-take seconds.
+CPUs are divided among the ranks: divide() plans, bind() acts. GPUs are read from /proc and /sys, because the vendors'
+tools may take seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdkit.gpu_vendors import Folders, list_gpus, read_seen
 from hvdkit.ranges import read_ranges
-from hvdkit.visible_gpus import read_visible
 
 SYSTEM = Path("/sys/devices/system")
 
@@ -81,34 +81,22 @@ def _read_text(path: Path) -> str:
 
 
 _DRIVER, _DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/sys/bus/pci/devices")
-#: With these, numbers in CUDA_VISIBLE_DEVICES may count the GPUs of the job instead of those of the host.
-_SLURM = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+_KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+def find_gpus(environ: Mapping[str, str], folders: Folders) -> tuple[str, list[list[str]]]:
+    """List [name, CPUs near it, as "0-31"] of each GPU, in the runtime's order; both are "" if the order is unknown.
+
+    environ: of the rank. folders: of the kernel. Returns the vendor's name too, and no GPU if the rank sees none, if
+    the kernel shows none here, or if CUDA_VISIBLE_DEVICES names parts of GPUs (MIG) or a GPU twice.
+    """
+    vendor, gpus = list_gpus(folders, environ)
+    return vendor.name, read_seen(vendor, gpus, environ)
 
 
 def read_gpus(environ: Mapping[str, str], driver: Path = _DRIVER, devices: Path = _DEVICES) -> list[list[str]]:
-    """List [PCI bus id, CPUs near it, as "0-31"] of each GPU, in CUDA's order; both are "" if the order is unknown.
-
-    environ: of the rank. Empty if the rank sees no GPU, if the driver shows none here, or if CUDA_VISIBLE_DEVICES names
-    parts of GPUs (MIG) or a GPU twice.
-    """
-    try:
-        folders = sorted(driver.iterdir())
-    except OSError:
-        return []
-    details = [_read_text(folder / "information") for folder in folders]
-    gpus = [[folder.name, _read_text(devices / folder.name.lower() / "local_cpulist")] for folder in folders]
-    uuids = [_find("GPU UUID", text) for text in details]
-    alike = len({_find("Model", text) for text in details}) == 1  # with different models, CUDA begins with the fastest
-    ordered = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if any(name in environ for name in _SLURM) or not ordered:
-        gpus = [["", ""] for _ in folders]
-    numbers = [gpu.number for gpu in read_visible(environ.get("CUDA_VISIBLE_DEVICES"), uuids).gpus]
-    return [] if None in numbers else [gpus[number] for number in numbers if number is not None]
-
-
-def _find(name: str, text: str) -> str:
-    found = re.search(rf"^{name}:\s*(.*?)\s*$", text, re.MULTILINE)
-    return found[1] if found else ""
+    """List the GPUs of find_gpus() in these folders; the name of NVIDIA's is the PCI bus id."""
+    return find_gpus(environ, Folders(devices, _KFD, driver))[1]
 
 
 class Share(NamedTuple):
@@ -289,12 +277,14 @@ def has_fabric() -> bool:
 
 def probe_host(environ: Mapping[str, str]) -> dict[str, object]:
     """Report the usable CPUs, the number of cores, GPUs, free shared memory in MiB (-1: none) and Python's version."""
+    vendor, gpus = find_gpus(environ, Folders(_DEVICES, _KFD, _DRIVER))
     return {
         "allowed": sorted(allowed_cpus()),
         "cores": os.cpu_count() or 1,
         "shared_mib": _free_mib(environ.get("HVDKIT_SHARED_DIRECTORY") or "/dev/shm"),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "gpus": read_gpus(environ),
+        "gpus": gpus,
+        "gpu_vendor": vendor,
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdkit.errors import LaunchError
+from hvdkit.gpu_vendors import NVIDIA, find_vendor
 from hvdkit.launch.agent.host_info import format_cpus
 from hvdkit.launch.plan.gpu_sharing import GpuSharing
 
@@ -27,6 +28,7 @@ class HostResources:
     shared_mib: free shared memory in MiB; negative without a directory for it.
     python: the version of Python.
     gpus: the GPUs that the rank sees, each a Gpu.
+    gpu_vendor: their vendor's name.
     """
 
     allowed: tuple[int, ...] = ()
@@ -34,6 +36,7 @@ class HostResources:
     shared_mib: int = LEAST_SHARED_MIB
     python: str = ""
     gpus: tuple[tuple[str, str], ...] = ()
+    gpu_vendor: str = NVIDIA.name
 
 
 def take_fields(fields: object, what: str, **kinds: type) -> list[Any]:
@@ -48,13 +51,15 @@ def parse_resources(message: Mapping[str, Any]) -> HostResources:
     """Parse an agent's message. Raises ValueError for an invalid message."""
     if not message:
         return HostResources()
-    kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list}
-    allowed, cores, shared, python, gpus = take_fields(message, "the resources of a host", **kinds)
+    kinds = {"allowed": list, "cores": int, "shared_mib": int, "python": str, "gpus": list, "gpu_vendor": str}
+    whole = {"gpu_vendor": NVIDIA.name, **message} if isinstance(message, dict) else message
+    allowed, cores, shared, python, gpus, vendor = take_fields(whole, "the resources of a host", **kinds)
     if any(type(number) is not int for number in allowed) or not all(
         isinstance(gpu, list) and list(map(type, gpu)) == [str, str] for gpu in gpus
     ):
         raise ValueError(f"{message!r} does not describe a host")
-    return HostResources(tuple(allowed), cores, shared, python, tuple((name, cpus) for name, cpus in gpus))
+    listed = tuple((name, cpus) for name, cpus in gpus)
+    return HostResources(tuple(allowed), cores, shared, python, listed, vendor)
 
 
 def find_problems(resources: Iterable[tuple[str, HostResources]]) -> list[str]:
@@ -96,7 +101,7 @@ def _check_shared(host: str, ranks: list[HostResources]) -> str:
     return f"{host}: {state}. In Docker use --shm-size=8g, else set HVDKIT_SHARED_DIRECTORY. See hvdkit doctor."
 
 
-#: (PCI bus id, CPUs near it, as "0-31"); both "" if it is not known which GPU of the host it is.
+#: (PCI bus id, with the number of a tile, and CPUs near it, as "0-31"); both "" if it is unknown which GPU it is.
 Gpu = tuple[str, str]
 
 #: For several ranks on one GPU, with NCCL_HOSTID, which differs between ranks. Before NCCL 2.30 the different
@@ -143,6 +148,25 @@ def assign_gpus(seen: Sequence[Sequence[Gpu]]) -> list[Gpu]:
     return own if len(own) == len(seen) and len(set(names)) == len(names) else []
 
 
+def count_gpus_in_use(resources: Iterable[tuple[str, HostResources]]) -> dict[str, str]:
+    """Count the GPUs that the ranks of each host see, as "8 AMD"; hosts without GPUs are left out.
+
+    resources: (host, those of a rank).
+    """
+    seen: dict[str, list[HostResources]] = defaultdict(list)
+    for host, each in resources:
+        seen[host].append(each)
+    counts = {host: (_count_gpus([each.gpus for each in ranks]), ranks[0].gpu_vendor) for host, ranks in seen.items()}
+    return {host: f"{count} {vendor}" for host, (count, vendor) in counts.items() if count}
+
+
+def _count_gpus(seen: Sequence[Sequence[Gpu]]) -> int:
+    """Count the GPUs that any rank of a host sees. Of unknown ones each rank that sees one sees its own."""
+    named = {gpu for gpus in seen for gpu in gpus if gpu[0]}
+    unknown = [sum(not name for name, _ in gpus) for gpus in seen]
+    return len(named) + (sum(unknown) if max(unknown, default=0) == 1 else max(unknown, default=0))
+
+
 def find_near_cpus(seen: Sequence[Sequence[Gpu]]) -> list[str]:
     """Find the CPUs near each rank's GPU, in rank order on a host; [] unless they are known for all ranks."""
     near = [cpus for _, cpus in assign_gpus(seen)]
@@ -167,14 +191,16 @@ def check_gpus(resources: Iterable[tuple[str, HostResources]], sharing: GpuShari
 
     sharing: what becomes of it. Raises LaunchError if it is refused.
     """
-    shared = find_shared_gpus(resources) if sharing is not GpuSharing.ALLOWED else []
+    known = list(resources)
+    shared = find_shared_gpus(known) if sharing is not GpuSharing.ALLOWED else []
     if not shared:
         return []
+    vendor = find_vendor(next(each.gpu_vendor for host, each in known if host == shared[0][0]))
     places = "; ".join(f"{host}: {ranks} ranks, but {gpus} GPU{'s' * (gpus > 1)}" for host, ranks, gpus in shared)
     slots = ",".join(f"{host}:{gpus}" for host, _, gpus in shared)
-    why = f"{sharing.value} asks for one GPU a rank" if sharing.is_refused else "NCCL refuses two ranks on one GPU"
-    cure = f"Start one rank a GPU (slots, as -H {slots}), or show the ranks more GPUs (CUDA_VISIBLE_DEVICES)"
-    other = "" if sharing.is_refused else "; a job on CPUs can hide them: CUDA_VISIBLE_DEVICES=''"
+    why = f"{sharing.value} asks for one GPU a rank" if sharing.is_refused else vendor.sharing
+    cure = f"Start one rank a GPU (slots, as -H {slots}), or show the ranks more GPUs ({vendor.variable})"
+    other = "" if sharing.is_refused else f"; a job on CPUs can hide them: {vendor.hides}"
     text = f"{places}. {why}. {cure}; tests of correctness can use --share-gpus{other}."
     if sharing.is_refused:
         raise LaunchError(text, code="gpus-shared")

@@ -25,7 +25,7 @@ from hvdkit.launch.introspect.query_server import QueryServer
 from hvdkit.launch.plan.elasticity import Elasticity
 from hvdkit.launch.plan.job import Job, Launch
 from hvdkit.launch.plan.registration import StartOrders, check_layout, plan_start_orders
-from hvdkit.launch.plan.resources import check_gpus, find_problems
+from hvdkit.launch.plan.resources import check_gpus, count_gpus_in_use, find_problems
 from hvdkit.launch.run.agent_probes import AgentProbes
 from hvdkit.launch.run.output import Interruption, LauncherOutput, Output
 from hvdkit.launch.run.stopped import LOOK_S, StoppedProcesses
@@ -340,6 +340,7 @@ class Runner:
             "command": shlex.join(self.job.command),
             "size": self.ranks.size,
             "hosts": hosts,
+            "gpus": count_gpus_in_use((one.host, one.resources) for one in self._control.arrivals.values()),
             "since": self._since,
             "state": "ending"
             if self._ending or self._interruption.number

@@ -8,6 +8,7 @@ import torch
 
 import hvdkit.torch as hvd
 from hvdkit.errors import BenchError
+from hvdkit.gpu_vendors import AMD, NVIDIA
 from hvdkit.tools.bench.report import CPU
 from hvdkit.tools.bench.timing import HOST_CLOCK, Clock, EventClock
 
@@ -20,10 +21,13 @@ def take_device(device: str) -> None:
     if device == CPU:
         return
     if not torch.cuda.is_available():
-        build = f"is for CUDA {torch.version.cuda} and sees none" if torch.version.cuda else "is a build without CUDA"
+        kind = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        has = torch.version.hip or torch.version.cuda
+        build = f"is for {kind} and sees none" if has else "is a build without CUDA and HIP"
+        vendor = AMD if torch.version.hip else NVIDIA
         raise BenchError(
             f"--device cuda: no GPU for rank {hvd.rank()} on {socket.gethostname()}: torch {torch.__version__} {build}."
-            " Check nvidia-smi, CUDA_VISIBLE_DEVICES and the build of torch, or measure with --device cpu."
+            f" Check {vendor.program}, {vendor.variable} and the build of torch, or measure with --device cpu."
         )
     torch.cuda.set_device(hvd.local_device())
 

@@ -75,10 +75,11 @@ def check(options: argparse.Namespace) -> None:
         raise BenchError("--fail-over needs a run to compare with: --baseline FILE.")
     if options.kind == "step":
         select_models(options.models, options.device)
-    if options.device != CPU and (frameworks := read_frameworks()).torch and not frameworks.torch_cuda:
+    frameworks = read_frameworks()
+    if options.device != CPU and frameworks.torch and not frameworks.torch_cuda and "hip" not in frameworks.torch_other:
         raise BenchError(
             f"--device cuda: no GPU can be used, as torch {frameworks.torch} is a build without CUDA. Install a CUDA "
-            "build of torch, or measure with --device cpu."
+            "build of torch, or one for ROCm, or measure with --device cpu."
         )
     if options.plot:
         check_plot(PLOT, options.plot)

@@ -18,7 +18,7 @@ from hvdkit.launch.detect.hosts import find_hosts
 from hvdkit.launch.detect.mpi import choose_home
 from hvdkit.launch.hostfiles import Host
 from hvdkit.launch.prepare import read_ssh_options
-from hvdkit.tools.doctor.checks import gpus, machine, mpi, network, software
+from hvdkit.tools.doctor.checks import affinity, gpus, machine, mpi, network, software
 from hvdkit.tools.doctor.checks.job import check_scheduler, check_script, check_small_job, check_variables
 from hvdkit.tools.doctor.collect.host import collect
 from hvdkit.tools.doctor.collect.script import read_script
@@ -48,6 +48,7 @@ HOST_CHECKS: tuple[Check, ...] = (
     gpus.check_fabric,
     gpus.check_driver,
     gpus.check_nccl,
+    affinity.check_gpu_order,
     machine.check_machine,
     network.check_names,
     network.check_interfaces,
@@ -58,7 +59,7 @@ JOB_CHECKS: tuple[Check, ...] = (check_scheduler, mpi.check_srun, check_variable
 
 def check_host(facts: HostFacts, job: JobRequest | None = None) -> list[Finding]:
     """Find all problems of a host and of the job, the worst first."""
-    return find(HOST_CHECKS + JOB_CHECKS, facts, job or JobRequest())
+    return find((*HOST_CHECKS, *JOB_CHECKS, affinity.check_task), facts, job or JobRequest())
 
 
 def find(checks: Iterable[Check], facts: HostFacts, job: JobRequest) -> list[Finding]:

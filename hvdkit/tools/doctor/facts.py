@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hvdkit.gpu_vendors import NVIDIA
 from hvdkit.launch.plan.network import InterfaceAddress
 
 T = TypeVar("T")
@@ -249,13 +250,24 @@ class Horovod:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver shows it. used_bytes: memory in use by all processes; 0 if unknown."""
+    """A GPU as its driver shows it.
+
+    used_bytes: memory in use by all processes; 0 if unknown.
+    bus: its PCI address; "" if unknown.
+    part: the number of the tile or partition, see hvdkit.gpu_vendors.Gpu.
+    cpus: the CPUs near it, as "0-31"; "" if unknown.
+    share: those of a rank on it, if a rank runs on each GPU of the host.
+    """
 
     index: int
     uuid: str
     name: str
     memory_bytes: int
     used_bytes: int = 0
+    bus: str = ""
+    part: int = -1
+    cpus: str = ""
+    share: str = ""
 
 
 @dataclass(frozen=True)
@@ -263,20 +275,25 @@ class Accelerators:
     """GPUs, and the libraries for them.
 
     gpus: all GPUs of the host, also those that the variables hide.
+    vendor: the vendor's name in hvdkit.gpu_vendors.
     devices: files in /dev that show that the host has GPUs.
     driver: its version.
     driver_cuda: the newest CUDA that the driver runs, "" if unknown.
     error: why the driver's tool does not work.
-    visible: CUDA_VISIBLE_DEVICES, None if not set.
-    nccl, nccl_path: NCCL's version, if known, and its path.
+    visible: CUDA_VISIBLE_DEVICES, None if not set; other vendors' variables are in HostFacts.environ.
+    nccl, nccl_path: NCCL's version, if known, and its path; RCCL's or oneCCL's where GPUs are of AMD or Intel.
     nccl_error: why it cannot be loaded.
     nccl_wheels: the installed wheels of NCCL, with their versions.
     cuda_home: folder of a toolkit.
     torch_cuda: the CUDA for which torch was built, "" for a build for CPUs.
     cuda_of: the same for TensorFlow and JAX, by name, if installed.
+    runtime: name and version of the runtime of another vendor's GPUs, "" if unknown.
+    denied: the device file that this user may not open, "" if there is none.
+    torch_other: "hip" and "xpu" -> the version for which torch was built.
     """
 
     gpus: tuple[Gpu, ...] = ()
+    vendor: str = NVIDIA.name
     devices: tuple[str, ...] = ()
     driver: str = ""
     driver_cuda: str = ""
@@ -289,6 +306,9 @@ class Accelerators:
     cuda_home: str = ""
     torch_cuda: str = ""
     cuda_of: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    denied: str = ""
+    torch_other: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hvdkit.gpu_vendors import AMD, INTEL, NVIDIA, find_vendor
 from hvdkit.launch.plan.network import is_inside
-from hvdkit.tools.doctor.checks.gpus import list_builds
+from hvdkit.tools.doctor.checks.gpus import list_builds, read_selection
 from hvdkit.tools.doctor.checks.mpi import Ability, assess_engines, assess_transports, list_choices
 from hvdkit.tools.doctor.collect.software import framework_versions
 from hvdkit.tools.doctor.facts import KIND_NAMES, HostFacts
@@ -146,17 +147,24 @@ def _list_gpus(facts: HostFacts) -> Iterator[Row]:
     if found.gpus:
         names = dict.fromkeys(gpu.name for gpu in found.gpus)
         cuda = f" for CUDA {found.driver_cuda}" if found.driver_cuda else ""
-        visible = "all visible" if found.visible is None else f"CUDA_VISIBLE_DEVICES={found.visible}"
-        yield "GPUs", f"{len(found.gpus)}: {', '.join(names)}; driver {found.driver}{cuda}", visible
+        chosen = [f"{name}={value}" for name, value in read_selection(facts).items()]
+        runtime = f", {found.runtime}" if found.runtime else ""
+        software = f"driver {found.driver or 'unknown'}{cuda}{runtime}"
+        yield "GPUs", f"{len(found.gpus)}: {', '.join(names)}; {software}", ", ".join(chosen) or "all visible"
     else:
         yield "GPUs", "-", found.error or (f"/dev has {', '.join(found.devices)}" if found.devices else "")
-    yield "NCCL", found.nccl or ("version unknown" if found.nccl_path else "-"), found.nccl_path
-    yield "CUDA toolkit", "found" if found.cuda_home else "-", found.cuda_home
+    library = find_vendor(found.vendor).library
+    yield library, found.nccl or ("version unknown" if found.nccl_path else "-"), found.nccl_path
+    if found.vendor == NVIDIA.name:
+        yield "CUDA toolkit", "found" if found.cuda_home else "-", found.cuda_home
 
 
 def _describe_cuda(facts: HostFacts, framework: str) -> str:
-    cuda = list_builds(facts).get(framework)
-    return "" if cuda is None else f"for CUDA {cuda}" if cuda else "for CPUs"
+    build = list_builds(facts).get(framework)
+    kind = {AMD.name: "HIP", INTEL.name: "XPU"}.get(facts.accelerators.vendor, "CUDA")
+    return (
+        "" if build is None else f"for {kind} {build}" if build else "for CPUs" if kind == "CUDA" else f"not for {kind}"
+    )
 
 
 def _list_hosts(survey: Survey) -> Iterator[Row]:

@@ -85,7 +85,8 @@ class Rank:
     host: its host.
     size: size of its world.
     cores: number of cores that it may use.
-    visible: its CUDA_VISIBLE_DEVICES, None if not set.
+    visible: its CUDA_VISIBLE_DEVICES, or the GPUs that the variables of another vendor show; None if not set.
+    chosen: these variables as in a shell, "" for CUDA_VISIBLE_DEVICES.
     """
 
     rank: int
@@ -93,6 +94,7 @@ class Rank:
     size: int
     cores: int
     visible: str | None = None
+    chosen: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hvdkit.elastic.regrouping import set_places
 from hvdkit.elastic.state import HostUpdateResult
 from hvdkit.engine.api import on_init
 from hvdkit.errors import HorovodInternalError, RankLostError
-from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, offer_store
+from hvdkit.integrations.ranks import Offer, Store, call_function, enter_rank, find_gpu_variable, offer_store
 from hvdkit.optional_import import optional_import
 from hvdkit.transport.select import first_place
 from hvdkit_ray.signs import send_heartbeats
@@ -69,7 +69,7 @@ class Rank:
     def _offer(self) -> Offer:
         self._store = offer_store()
         node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        return Offer(self._index, node, address, self._store.port, self._gpus)
+        return Offer(self._index, node, address, self._store.port, self._gpus, gpu_variable=find_gpu_variable())
 
     def enter(self, variables: Mapping[str, str]) -> None:
         """Make this process a rank; only rank 0 keeps its store."""

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any, Protocol
 
 from hvdkit.config import read_environment
-from hvdkit.integrations.ranks import Offer, assign_ranks, plan_variables
+from hvdkit.integrations.ranks import Offer, assign_ranks, find_gpu_variable, plan_variables
 from hvdkit.launch.agent.session_reaper import SessionReaper, end_session
 from hvdkit.launch.process import describe_status
 from hvdkit.startup import plan_variables as plan_startup
@@ -81,7 +81,7 @@ def run_rank(spec: RankSpec, context: Context) -> Report:
         offer, not_started = process.read_offer(spec.start_timeout)
         problem = problem or not_started
         if offer is not None:
-            offer = replace(offer, gpus=read_gpus(context))
+            offer = replace(offer, gpus=read_gpus(context), gpu_variable=find_gpu_variable())
         message = {"offer": offer and asdict(offer), "problem": problem, "host": host}
         others = [json.loads(one) for one in context.allGather(json.dumps(message))]
         problems = [f"{one['problem']} (on {one['host']})" for one in others if one["problem"]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Mapping, Sequence
 
+from hvdkit.gpu_vendors import NVIDIA, Folders, Gpu, Vendor, list_gpus
 from hvdkit.visible_gpus import read_visible
 
 
@@ -24,8 +26,33 @@ def plan_visible_gpu(visible: str | None, count: int, local_rank: int | None) ->
     return seen[local_rank % len(seen)]
 
 
+def plan_shown_gpu(
+    vendor: Vendor, gpus: Sequence[Gpu], environ: Mapping[str, str], local_rank: int | None
+) -> tuple[str, str] | None:
+    """Choose the only GPU of AMD or Intel that this rank sees; None changes nothing.
+
+    vendor, gpus: of this host. environ: the variables, which may show fewer. Returns the variable and its value: the
+    number of the GPU among those that the vendor's variables before this one leave.
+    """
+    seen = vendor.select(environ, gpus).gpus
+    if local_rank is None or len(seen) < 2:
+        return None
+    name, _, form = vendor.shows.partition("=")
+    before = {key: value for key, value in environ.items() if key not in (name, NVIDIA.variable)}
+    number = vendor.select(before, gpus).gpus.index(seen[local_rank % len(seen)])
+    return name, form.format(number)
+
+
 def show_one_gpu(local_rank: int | None) -> str | None:
-    """Set CUDA_VISIBLE_DEVICES as plan_visible_gpu chooses; returns its choice."""
+    """Set the vendor's variable so that this rank sees one GPU of several; returns its value, None if nothing was set.
+
+    It is CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or ONEAPI_DEVICE_SELECTOR.
+    """
+    vendor, gpus = list_gpus(Folders(), os.environ)
+    if vendor is not NVIDIA:
+        shown = plan_shown_gpu(vendor, gpus, os.environ, local_rank)
+        os.environ.update([shown] if shown else [])
+        return shown[1] if shown else None
     count = len([path for path in glob.glob("/dev/nvidia*") if path.removeprefix("/dev/nvidia").isdigit()])
     chosen = plan_visible_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"), count, local_rank)
     if chosen is not None:

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_job import plan_job
+from recorded_nodes import plant_node
 from refused import refused
 
+from hvdkit.gpu_vendors import list_gpus
 from hvdkit.launch.cli.options import parse_arguments
-from hvdkit_wrap.environment import plan_visible_gpu
+from hvdkit_wrap.environment import plan_shown_gpu, plan_visible_gpu
 from hvdkit_wrap.places import user_callsite
 from hvdkit_wrap.randomness import read_states, seed_of, seed_per_rank, set_states
 from hvdkit_wrap.report import Report
@@ -123,6 +125,30 @@ def test_each_rank_sees_the_gpu_that_is_its_own() -> None:
     assert plan_visible_gpu("GPU-a,GPU-b", 8, 3) == "GPU-b"
     for left_alone in [("2", 8, 1), ("", 8, 1), (None, 0, 1), (None, 1, 1), (None, 4, None)]:
         assert plan_visible_gpu(*left_alone) is None
+
+
+@pytest.mark.parametrize(
+    ("node", "environ", "local_rank", "expected"),
+    [
+        ("frontier", {}, 5, ("HIP_VISIBLE_DEVICES", "5")),
+        ("frontier", {"ROCR_VISIBLE_DEVICES": "6,7"}, 3, ("HIP_VISIBLE_DEVICES", "1")),
+        ("frontier", {"CUDA_VISIBLE_DEVICES": "4,2"}, 0, ("HIP_VISIBLE_DEVICES", "4")),
+        ("frontier", {"ROCR_VISIBLE_DEVICES": "6,7,1", "HIP_VISIBLE_DEVICES": "2,0"}, 0, ("HIP_VISIBLE_DEVICES", "2")),
+        ("aurora", {}, 7, ("ONEAPI_DEVICE_SELECTOR", "level_zero:7")),
+        ("aurora", {"ZE_AFFINITY_MASK": "8,9,10"}, 1, ("ONEAPI_DEVICE_SELECTOR", "level_zero:1")),
+        ("frontier", {"ROCR_VISIBLE_DEVICES": "6"}, 1, None),
+        ("frontier", {"ROCR_VISIBLE_DEVICES": ""}, 1, None),
+        ("aurora", {}, None, None),
+    ],
+)
+def test_each_rank_sees_its_own_gpu_of_another_vendor(
+    tmp_path: Path, node: str, environ: dict[str, str], local_rank: int | None, expected: tuple[str, str] | None
+) -> None:
+    vendor, gpus = list_gpus(plant_node(node, tmp_path), environ)
+    assert plan_shown_gpu(vendor, gpus, environ, local_rank) == expected
+    if expected and local_rank is not None:
+        before = vendor.select(environ, gpus).gpus
+        assert vendor.select({**environ, expected[0]: expected[1]}, gpus).gpus == (before[local_rank % len(before)],)
 
 
 def test_a_ranks_own_random_numbers_follow_from_rank_zeros_and_can_be_left_again() -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hvdkit.tools.doctor.facts import Accelerators, HostFacts
+from hvdkit.gpu_vendors import AMD, INTEL, NVIDIA, Gpu, Visible, find_vendor
+from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest, Severity
 from hvdkit.tools.doctor.survey import Survey
 from hvdkit.tools.installed import parse_numbers
 from hvdkit.transport.nccl.library import OLDEST
-from hvdkit.visible_gpus import read_visible
 
 #: Major version of CUDA -> the oldest driver that runs it (CUDA compatibility guide, "minor version compatibility").
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+#: Vendor -> the name of its builds of torch in torch/version.py.
+_TORCH = {AMD.name: "hip", INTEL.name: "xpu"}
 #: This NCCL deadlocks at the start with unequal numbers of ranks on the hosts: github.com/NVIDIA/nccl/issues/2385.
 _DEADLOCKS = "2.31.2"
 
 
 def list_builds(facts: HostFacts) -> dict[str, str]:
-    """Map each installed framework with a known build to the CUDA it was built for; "" for a build for CPUs."""
-    torch = {"torch": facts.accelerators.torch_cuda} if "torch" in facts.packages else {}
-    return {**torch, **facts.accelerators.cuda_of}
+    """Map each installed framework with a known build to the CUDA it was built for; "" for a build for CPUs.
+
+    On a host with GPUs of AMD or Intel: torch only, to the HIP or XPU it was built for.
+    """
+    found = facts.accelerators
+    torch = found.torch_other.get(_TORCH[found.vendor], "") if found.vendor in _TORCH else found.torch_cuda
+    others = {} if found.vendor in _TORCH else found.cuda_of
+    return {**({"torch": torch} if "torch" in facts.packages else {}), **others}
 
 
 def check_nccl(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
@@ -35,7 +42,7 @@ def check_nccl(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             f"{' '.join(found.nccl_wheels)}; then pip install --force-reinstall the one that your framework needs.",
         )
     wanted = settings.get("device_transport") == "nccl"
-    used = bool(found.gpus) and any(list_builds(facts).values())
+    used = bool(found.gpus) and found.vendor == NVIDIA.name and any(list_builds(facts).values())
     severity: Severity = "error" if wanted else "warning"
     if found.nccl_error and (used or wanted or settings.get("nccl_library")):
         yield Finding(
@@ -64,7 +71,7 @@ def check_driver(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     needs |= {name: name.rpartition("cu")[2] for name in found.nccl_wheels}
     majors = {name: parse_numbers(cuda)[0] for name, cuda in needs.items() if parse_numbers(cuda)}
     driver, runs = parse_numbers(found.driver), parse_numbers(found.driver_cuda)
-    if not found.gpus or not driver:
+    if not found.gpus or not driver or found.vendor != NVIDIA.name:
         return
     old = {
         name: major
@@ -90,6 +97,7 @@ def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
         name
         for name, facts in survey.answering.items()
         if facts.accelerators.nccl == _DEADLOCKS
+        and facts.accelerators.vendor == NVIDIA.name
         and facts.accelerators.gpus
         and facts.settings.get("device_transport") != "host"
     ]
@@ -106,30 +114,40 @@ def check_uneven_hosts(survey: Survey) -> Iterator[Finding]:
 
 _MOST_USED = 0.1  # fraction of a GPU's memory; a desktop or the driver itself may use some
 
-_CUDA_BUILDS = {
-    "torch": "of torch see pytorch.org/get-started",
-    "tensorflow": "of TensorFlow run: pip install 'tensorflow[and-cuda]'",
-    "jax": "of JAX run: pip install 'jax[cuda13]'",
+_BUILDS = {
+    NVIDIA.name: {
+        "torch": "CUDA of torch see pytorch.org/get-started",
+        "tensorflow": "CUDA of TensorFlow run: pip install 'tensorflow[and-cuda]'",
+        "jax": "CUDA of JAX run: pip install 'jax[cuda13]'",
+    },
+    AMD.name: {"torch": "ROCm of torch load your site's module, or see pytorch.org/get-started"},
+    INTEL.name: {"torch": "XPU of torch load your site's module, or see pytorch.org/get-started"},
 }
 
 
 def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
     """Check GPUs and the variables that select them."""
-    found = facts.accelerators
+    found, vendor = facts.accelerators, find_vendor(facts.accelerators.vendor)
     if found.error:
         yield Finding.warning(
             "gpu-driver",
             f"The GPU driver does not answer: {found.error}.",
             "Frameworks will not find the GPUs either. Load the driver or ask your site; a login host needs no driver.",
         )
+    if found.denied:
+        yield Finding.warning(
+            "gpu-denied",
+            f"This user may not open {found.denied}: frameworks will find none of the {len(found.gpus)} GPUs.",
+            "Run inside an allocation with GPUs, or ask for the groups that may (render, video).",
+        )
     builds = list_builds(facts)
-    without = [name for name, cuda in builds.items() if not cuda]
+    without = [name for name, build in builds.items() if not build]
     if found.gpus and without and ("torch" in without or not any(builds.values())):
         yield Finding.warning(
             "gpu-unused",
             f"There are {len(found.gpus)} GPUs ({found.gpus[0].name}), but the installed {', '.join(without)} "
-            "will not use them: built for CPUs.",
-            f"For a build for CUDA {'; '.join(_CUDA_BUILDS[name] for name in without)}.",
+            f"will not use them: built for {'CPUs' if vendor is NVIDIA else 'something else'}.",
+            f"For a build for {'; '.join(_BUILDS[vendor.name][name] for name in without)}.",
         )
     used = [gpu for gpu in found.gpus if 0 < _MOST_USED * gpu.memory_bytes < gpu.used_bytes]
     if used:
@@ -139,45 +157,85 @@ def check_accelerators(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
         yield Finding.warning(
             "gpu-in-use",
             f"Memory is in use before the job: {', '.join(places)}. Ranks there may run out of it.",
-            "nvidia-smi shows the processes. End those that an earlier job has left, or ask for GPUs of your own.",
+            f"{vendor.program} shows the processes. End those that an earlier job has left, or ask for GPUs of your "
+            "own.",
         )
-    yield from _check_visible(found)
+    yield from _check_visible(facts)
 
 
-def _check_visible(found: Accelerators) -> Iterator[Finding]:
-    if found.visible is None or not found.gpus:
+#: Vendor -> what its runtime does with a word that names no GPU.
+_IGNORED = {
+    NVIDIA.name: "CUDA ignores that one and all after it",
+    AMD.name: "ROCm ignores that one and all after it",
+    INTEL.name: "Level Zero skips it",
+}
+
+
+def _check_visible(facts: HostFacts) -> Iterator[Finding]:
+    found, vendor, environ = facts.accelerators, find_vendor(facts.accelerators.vendor), read_selection(facts)
+    if not environ or not found.gpus:
         return
-    words = [word.strip() for word in found.visible.split(",")]
-    if words in ([""], ["-1"], ["NoDevFiles"]):
+    visible = select_gpus(facts)
+    value = environ.get(visible.variable, "")
+    if (
+        not visible.gpus
+        and (visible.invalid is None or value.strip() in ("", "-1", "NoDevFiles"))
+        and (visible.repeated is None)
+    ):
         yield Finding.warning(
             "gpu-hidden",
-            f"CUDA_VISIBLE_DEVICES={found.visible!r} hides all {len(found.gpus)} GPUs.",
+            f"{vendor.describe_selection(environ)} hides all {len(found.gpus)} GPUs.",
             "Unset it, unless the job is to run on CPUs.",
         )
-        return
-    visible = read_visible(found.visible, _list_uuids(found))
-    if visible.invalid is not None:
+    elif visible.invalid is not None:
         yield Finding.error(
             "gpu-not-there",
-            f"CUDA_VISIBLE_DEVICES={found.visible} names {visible.invalid!r}, and this host has {len(found.gpus)} "
-            "GPUs, numbered from 0: CUDA ignores that one and all after it.",
+            f"{visible.variable}={value} names {visible.invalid!r}, and {_count_numbered(facts, visible.variable)}: "
+            f"{_IGNORED[vendor.name]}.",
             "Correct it, or unset it and let the scheduler or hvdrun set it.",
         )
-    elif visible.repeated is not None:
+    elif visible.repeated is not None and visible.variable == vendor.variable:
+        rest = "CUDA then shows none at all" if vendor is NVIDIA else "ROCm ignores the second and all after it"
         yield Finding.error(
-            "gpu-twice",
-            f"CUDA_VISIBLE_DEVICES={found.visible} names a GPU twice: CUDA then shows none at all.",
-            "Name each GPU once.",
+            "gpu-twice", f"{visible.variable}={value} names a GPU twice: {rest}.", "Name each GPU once."
         )
 
 
-def _list_uuids(found: Accelerators) -> list[str]:
-    return [gpu.uuid for gpu in sorted(found.gpus, key=lambda gpu: gpu.index)]
+def _count_numbered(facts: HostFacts, variable: str) -> str:
+    """Say which GPUs the numbers in a variable count."""
+    vendor, environ = find_vendor(facts.accelerators.vendor), read_selection(facts)
+    count = f"this host has {len(facts.accelerators.gpus)} GPUs, numbered from 0"
+    if vendor is AMD and variable != vendor.variable and vendor.variable in environ:
+        left = len(vendor.select({vendor.variable: environ[vendor.variable]}, list_found(facts)).gpus)
+        rest = f"GPU{'s' * (left != 1)} that {vendor.variable}={environ[vendor.variable]} leaves"
+        return f"it counts the {left} {rest}, from 0"
+    if vendor is INTEL and environ.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE":
+        return f"{count}, a tile each; card.tile is for ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"
+    return count
+
+
+def read_selection(facts: HostFacts) -> dict[str, str]:
+    """Read the variables that select GPUs of this host's vendor."""
+    found, vendor = facts.accelerators, find_vendor(facts.accelerators.vendor)
+    if vendor is NVIDIA:
+        return {} if found.visible is None else {vendor.variable: found.visible}
+    return vendor.find_set(facts.environ)
+
+
+def list_found(facts: HostFacts) -> list[Gpu]:
+    """List the GPUs of a host as the table of vendors describes them."""
+    found = sorted(facts.accelerators.gpus, key=lambda gpu: gpu.index)
+    return [Gpu(gpu.index, gpu.bus, gpu.part, gpu.uuid, gpu.name, cpus=gpu.cpus) for gpu in found]
+
+
+def select_gpus(facts: HostFacts) -> Visible:
+    """Select the GPUs that are visible to a process on this host."""
+    return find_vendor(facts.accelerators.vendor).select(read_selection(facts), list_found(facts))
 
 
 def count_visible(facts: HostFacts) -> int:
     """Count the GPUs that are visible to a process on this host."""
-    return len(read_visible(facts.accelerators.visible, _list_uuids(facts.accelerators)).gpus)
+    return len(select_gpus(facts).gpus)
 
 
 def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
@@ -188,8 +246,8 @@ def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "error" if facts.settings.get("device_transport") == "nccl" else "warning",
             "gpu-shared",
             f"{job.ranks_here} ranks would share {visible} GPU{'s' * (visible > 1)} of {facts.host}.",
-            "NCCL refuses that. Start as many ranks on a host as it has GPUs (slots, --ntasks-per-node). "
-            "With --gpus-per-task or --gpu-bind each rank sees one GPU only, and it is number 0.",
+            f"{find_vendor(facts.accelerators.vendor).sharing}. Start as many ranks on a host as it has GPUs (slots, "
+            "--ntasks-per-node). With --gpus-per-task or --gpu-bind each rank sees one GPU only, and it is number 0.",
         )
     elif 0 < job.ranks_here < visible:
         yield Finding.note(
@@ -197,12 +255,13 @@ def check_fabric(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             f"{job.ranks_here} ranks would use {job.ranks_here} of the {visible} GPUs of {facts.host}.",
             "Start one rank a GPU (slots, --ntasks-per-node), or ask for fewer GPUs.",
         )
-    if visible and job.hosts > 1:
+    if visible and job.hosts > 1 and facts.accelerators.vendor != INTEL.name:
         yield from _check_nccl(facts)
 
 
 def _check_nccl(facts: HostFacts) -> Iterator[Finding]:
     fabrics, environ = facts.machine.fabrics, facts.environ
+    library = find_vendor(facts.accelerators.vendor).library
     devices = ", ".join(fabrics.infiniband or fabrics.slingshot)
     if not devices:
         return
@@ -212,9 +271,9 @@ def _check_nccl(facts: HostFacts) -> Iterator[Finding]:
     elif fabrics.infiniband and environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         why, cure = f"NCCL_IB_DISABLE={environ['NCCL_IB_DISABLE']} selects it", "Unset NCCL_IB_DISABLE."
     elif not fabrics.infiniband and not fabrics.nccl_plugins:
-        why = "there is no libnccl-net.so in LD_LIBRARY_PATH, which NCCL needs for Slingshot"
-        cure = "Load your site's module for it (aws-ofi-nccl or aws-ofi-rccl); NCCL_DEBUG=INFO shows what NCCL uses."
+        why = f"there is no lib{library.lower()}-net.so in LD_LIBRARY_PATH, which {library} needs for Slingshot"
+        cure = "Load your site's module for it (aws-ofi-nccl or aws-ofi-rccl); NCCL_DEBUG=INFO shows which it uses."
     if why:
         yield Finding.warning(
-            "nccl-on-tcp", f"NCCL will use TCP in place of {devices}: {why}. That is several times slower.", cure
+            "nccl-on-tcp", f"{library} will use TCP in place of {devices}: {why}. That is several times slower.", cure
         )

@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from hvdkit.errors import WorldError
+from hvdkit.gpu_vendors import NVIDIA, find_vendor
 from hvdkit.launch.allocations.schedulers import find_scheduler
+from hvdkit.tools.doctor.checks.gpus import count_visible, read_selection
 from hvdkit.tools.doctor.facts import HostFacts
 from hvdkit.tools.doctor.findings import Finding, JobRequest
 from hvdkit.tools.doctor.survey import Survey
@@ -205,18 +207,18 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "Add hvdkit: import it, call hvd.init() and wrap the optimizer; or ask for one GPU.",
         )
     if script.visible_late:
+        name = script.visible_variable or NVIDIA.variable
         yield Finding.error(
             "visible-devices-late",
-            f"{script.path}:{script.visible_late} sets CUDA_VISIBLE_DEVICES after MPI or CUDA was started: it has no "
-            "effect.",
+            f"{script.path}:{script.visible_late} sets {name} after MPI or the GPU was started: it has no effect.",
             "Set it earlier, in the job script; or do not set it, and choose the device by hvd.local_rank().",
         )
-    if script.device_by_rank and (facts.accelerators.visible or "").count(",") == 0 and facts.accelerators.visible:
+    chosen = _describe_one_gpu(facts)
+    if script.device_by_rank and chosen:
         yield Finding.error(
             "device-by-rank",
             f"{script.path}:{script.device_by_rank} uses the local rank as the device number, but a rank sees "
-            f"one GPU here (CUDA_VISIBLE_DEVICES={facts.accelerators.visible}): all but rank 0 fail with 'invalid "
-            "device ordinal'.",
+            f"one GPU here ({chosen}): all but rank 0 fail with 'invalid device ordinal'.",
             "Use device local_rank % torch.cuda.device_count(), or let every task see all GPUs of its host.",
         )
     if script.backend_mpi and facts.mpi.kind not in ("open_mpi", "") and gpus:
@@ -235,6 +237,15 @@ def check_script(facts: HostFacts, job: JobRequest) -> Iterator[Finding]:
             "work is lost.",
             "Save a checkpoint every few minutes, on rank 0, and load it at the start.",
         )
+
+
+def _describe_one_gpu(facts: HostFacts) -> str:
+    """Write the variables that show exactly one GPU to this process; "" if they show another number."""
+    visible, vendor = facts.accelerators.visible, find_vendor(facts.accelerators.vendor)
+    if vendor is NVIDIA:
+        return f"{vendor.variable}={visible}" if visible and "," not in visible else ""
+    chosen = " ".join(f"{name}={value}" for name, value in read_selection(facts).items())
+    return chosen if count_visible(facts) == 1 else ""
 
 
 def check_small_job(survey: Survey) -> Iterator[Finding]:
@@ -285,15 +296,16 @@ def check_small_job(survey: Survey) -> Iterator[Finding]:
 def _check_gpus(survey: Survey) -> Iterator[Finding]:
     """Find ranks of a host that use the same single GPU."""
     assert survey.allreduce is not None
-    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
+    seen: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank in survey.allreduce.ranks:
         if rank.visible and "," not in rank.visible:
-            seen[(rank.host, rank.visible)].append(rank.rank)
-    for (host, visible), ranks in seen.items():
+            seen[(rank.host, rank.visible, rank.chosen or f"{NVIDIA.variable}={rank.visible}")].append(rank.rank)
+    for (host, _, chosen), ranks in seen.items():
         if len(ranks) > 1:
             yield Finding.error(
                 "gpu-for-two-ranks",
-                f"Ranks {', '.join(map(str, ranks))} on {host} share one GPU (CUDA_VISIBLE_DEVICES={visible}).",
-                "Unset CUDA_VISIBLE_DEVICES where the job is started, and choose the device by hvd.local_rank().",
+                f"Ranks {', '.join(map(str, ranks))} on {host} share one GPU ({chosen}).",
+                f"Unset {chosen.partition('=')[0]} where the job is started, and choose the device by "
+                "hvd.local_rank().",
                 (host,),
             )

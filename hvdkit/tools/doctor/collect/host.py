@@ -72,7 +72,9 @@ def read_clock() -> Clock:
 def read_fabrics(environ: Mapping[str, str]) -> FastNetworks:
     """List InfiniBand's and Slingshot's devices, and NCCL's plugins in the library path."""
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    plugins = [str(path) for folder in filter(None, folders) for path in sorted(Path(folder).glob("libnccl-net*.so*"))]
+    plugins = [
+        str(path) for folder in filter(None, folders) for path in sorted(Path(folder).glob("lib[nr]ccl-net*.so*"))
+    ]
     return FastNetworks(list_names("/sys/class/infiniband"), list_names("/sys/class/cxi"), tuple(plugins))
 
 
@@ -173,7 +175,8 @@ def read_port(text: str) -> Port:
 _SHOWN = re.compile(
     r"HVDKIT_(?!CONTROL|PROFILE).*|HOROVOD_.*|(OMPI|PRTE|PMIX|OPAL)_.*|PMI_.*|MPI_LOCAL.*|I_MPI_.*|MPI4PY_.*|MPICH_.*|MV2_.*|PALS_.*"
     r"|JSM_.*|SLURM_(?!JWT).*|SLURMD_.*|SRUN_.*|PBS_(?!COOKIE).*|LSB_.*|LS_JOBPID|SGE_.*|PE_HOSTFILE|NSLOTS|NHOSTS"
-    r"|CUDA_.*|ROCR_.*|HIP_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|NCCL_.*|RCCL_.*|FI_.*|UCX_.*|GLOO_.*|TP_SOCKET_IFNAME"
+    r"|CUDA_.*|ROCR_.*|HIP_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_.*|ONEAPI_DEVICE_SELECTOR"
+    r"|NCCL_.*|RCCL_.*|FI_.*|UCX_.*|GLOO_.*|TP_SOCKET_IFNAME"
     r"|TORCH_NCCL_.*|TORCHELASTIC_(RUN_ID|RESTART_COUNT)|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
     r"|GROUP_RANK|GROUP_WORLD_SIZE|OMP_.*|MKL_NUM_THREADS|KERAS_.*|PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH"
     r"|VIRTUAL_ENV|CONDA_PREFIX|LOADEDMODULES"

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdkit.gpu_vendors import VARIABLES
+
 #: Modules of which one makes several processes train together.
 _DISTRIBUTED = (
     *"hvdkit horovod torch.distributed mpi4py deepspeed accelerate lightning pytorch_lightning ray torchft".split(),
     *"colossalai megatron byteps bagua".split(),
 )
-#: Calls that start this process's use of its GPU or its MPI: CUDA_VISIBLE_DEVICES has no effect after them.
+#: Calls that start this process's use of its GPU or its MPI: variables that select GPUs have no effect after them.
 _STARTS = {"init", "Init", "Init_thread", "init_process_group", "set_device", "list_physical_devices"}
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SAVES = {"save", "save_weights", "save_checkpoint", "save_model", "save_pretrained", "async_save"}
 _SAVERS = {"ModelCheckpoint", "BackupAndRestore", "CheckpointManager", "TorchCheckpointer"}
 _DISTRIBUTED_NAMES = {"MultiWorkerMirroredStrategy", "DistributedDataParallel", "DeviceMesh"}
@@ -28,7 +29,8 @@ class ScriptFacts:
     problem: why it could not be read; the fields below are then empty. "" if it could be read.
     distributed: the name in it that makes processes train together, "" for none.
     backend_mpi: line that requests torch's backend mpi; 0 for none.
-    visible_late: line that sets CUDA_VISIBLE_DEVICES too late; 0 for none.
+    visible_late: line that sets a variable that selects GPUs too late; 0 for none.
+    visible_variable: this variable.
     device_by_rank: line that uses the local rank as the number of a device; 0 for none.
     saves: does it write checkpoints?
     """
@@ -40,6 +42,7 @@ class ScriptFacts:
     visible_late: int = 0
     device_by_rank: int = 0
     saves: bool = False
+    visible_variable: str = ""
 
 
 def read_script(path: str) -> ScriptFacts:
@@ -57,14 +60,15 @@ def scan(path: str, tree: ast.AST) -> ScriptFacts:
     """Search a script's own text; files that it imports are not searched."""
     calls = [(_name(call.func), call) for call in ast.walk(tree) if isinstance(call, ast.Call)]
     started = min((call.lineno for name, call in calls if name in _STARTS), default=0)
-    late = [line for line in _lines_that_set_visible(tree) if started and line > started]
+    late = sorted((line, name) for line, name in _lines_that_set_visible(tree) if started and line > started)
     return ScriptFacts(
         path,
         distributed=next(_find_distributed(tree, calls), ""),
         backend_mpi=next(
             (call.lineno for name, call in calls if name == "init_process_group" and "mpi" in _texts(call)), 0
         ),
-        visible_late=min(late, default=0),
+        visible_late=late[0][0] if late else 0,
+        visible_variable=late[0][1] if late else "",
         device_by_rank=next(
             (call.lineno for name, call in calls if name in ("set_device", "cuda") and _by_local_rank(call)), 0
         ),
@@ -88,17 +92,16 @@ def _find_distributed(tree: ast.AST, calls: list[tuple[str, ast.Call]]) -> Itera
             yield whole
 
 
-def _lines_that_set_visible(tree: ast.AST) -> Iterator[int]:
+def _lines_that_set_visible(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             targets: list[ast.expr] = [target for target in node.targets if isinstance(target, ast.Subscript)]
-            found = any(_VISIBLE in _texts(target) for target in targets)
+            words = set().union(*map(_texts, targets))
         elif isinstance(node, ast.Call) and _name(node.func) in ("putenv", "setdefault", "update"):
-            found = _VISIBLE in _texts(node) | {word.arg for word in node.keywords}
+            words = _texts(node) | {word.arg for word in node.keywords if word.arg}
         else:
             continue
-        if found:
-            yield node.lineno
+        yield from ((node.lineno, name) for name in VARIABLES if name in words)
 
 
 def _by_local_rank(call: ast.Call) -> bool:

@@ -11,12 +11,15 @@ import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+from hvdkit.gpu_vendors import NVIDIA, Folders, list_gpus
 from hvdkit.launch.plan.environment import clean_environment
 from hvdkit.launch.process import run_program
 from hvdkit.tools.cuda_toolkit import NCCL_WHEELS, find_gpu_tools
 from hvdkit.tools.doctor.collect.probes import run_probe
+from hvdkit.tools.doctor.collect.vendor_gpus import VendorGpus, describe_gpus, read_cpus, read_vendor_gpus
 from hvdkit.tools.doctor.facts import Accelerators, Gpu, Horovod
 from hvdkit.tools.installed import PACKAGES_OF, find_package, find_version, read_frameworks
 
@@ -97,30 +100,51 @@ _JAX_PLUGIN = "jax-cuda{}-plugin"
 _TENSORFLOW_CUDA = re.compile(r"'cuda_version', '([\d.]+)'")
 
 
-def read_accelerators(environ: Mapping[str, str]) -> Accelerators:
-    """Collect facts about GPUs and CUDA from nvidia-smi, package metadata and the usual folders."""
+def read_accelerators(environ: Mapping[str, str], root: Path = Path("/")) -> Accelerators:
+    """Collect facts about GPUs and CUDA from the kernel, the vendors' tools, package metadata and the usual folders.
+
+    environ: the variables. root: of the folders of the system.
+    """
     gpus, driver, error = _ask_driver(environ)
-    tools = find_gpu_tools(environ, "")
+    vendor, listed = list_gpus(Folders.under(root), environ)
+    if vendor is NVIDIA:
+        others = VendorGpus(gpus=_add_cpus(gpus, describe_gpus(listed, read_cpus(listed))), driver=driver, error=error)
+    else:
+        others = read_vendor_gpus(vendor, listed, environ, root)
+    tools, frameworks = find_gpu_tools(environ, ""), read_frameworks()
     wheels = {name: version for name in NCCL_WHEELS if (version := find_version(name))}
     nccl, nccl_path = next(((version, "its wheel") for version in wheels.values()), ("", ""))
-    loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY", ""))
-    if tools.nccl is not None:
+    loaded = run_probe("load_nccl", environ, _LOAD_S, environ.get("HVDKIT_NCCL_LIBRARY") or others.library)
+    if vendor is not NVIDIA:
+        nccl, nccl_path = others.library_version, others.library
+    elif tools.nccl is not None:
         nccl, nccl_path = nccl or tools.nccl.version, tools.nccl.library
     return Accelerators(
-        gpus=gpus,
+        gpus=others.gpus,
+        vendor=vendor.name,
         devices=tuple(sorted(path.name for path in Path("/dev").glob("*") if _DEVICE.fullmatch(path.name))),
-        driver=driver,
+        driver=others.driver,
         driver_cuda=loaded.get("driver_cuda", ""),
-        error=error,
+        error=others.error,
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
         nccl=loaded.get("version", nccl),
         nccl_path=loaded.get("path", nccl_path),
         nccl_error="" if "version" in loaded else loaded.get("error", "it says nothing"),
         nccl_wheels=wheels,
         cuda_home=tools.cuda_home,
-        torch_cuda=read_frameworks().torch_cuda,
+        torch_cuda=frameworks.torch_cuda,
         cuda_of=read_builds(),
+        runtime=others.runtime,
+        denied=others.denied,
+        torch_other=frameworks.torch_other,
     )
+
+
+def _add_cpus(gpus: tuple[Gpu, ...], listed: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Add what the kernel knows of GPUs to what nvidia-smi knows; they have the same UUIDs."""
+    known = {gpu.uuid: gpu for gpu in listed}
+    found = [(gpu, known.get(gpu.uuid)) for gpu in gpus]
+    return tuple(replace(gpu, bus=at.bus, cpus=at.cpus, share=at.share) if at else gpu for gpu, at in found)
 
 
 def read_builds() -> dict[str, str]:

@@ -61,7 +61,7 @@ def _run(hosts: Sequence[Host], environ: Mapping[str, str], survey: Survey) -> A
     result = run_program([*hvdrun, *probe_argv("time_allreduce", str(COUNT))], environ=environ, timeout_s=_TIMEOUT_S)
     objects = [found for line in result.stdout.splitlines() if (found := read_object(line))]
     ranks = tuple(
-        Rank(item["rank"], item["host"], item["size"], item["cores"], item.get("visible"))
+        Rank(item["rank"], item["host"], item["size"], item["cores"], item.get("visible"), item.get("chosen", ""))
         for item in objects
         if "rank" in item
     )

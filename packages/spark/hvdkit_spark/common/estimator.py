@@ -10,6 +10,7 @@ from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
 
 from hvdkit.errors import ConfigError, HorovodInternalError
+from hvdkit.integrations.ranks import plan_hidden_gpus
 from hvdkit_spark.common.backend import Backend, SparkBackend
 from hvdkit_spark.common.dataset import read_dataset
 from hvdkit_spark.common.model import HorovodModel
@@ -102,7 +103,7 @@ class HorovodEstimator(Estimator[Any], Saved):
         check_shapes(training)
         function, objects, env = self._plan_ranks()
         if not self.getOrDefault("use_gpu"):
-            env["CUDA_VISIBLE_DEVICES"] = ""
+            env.update(plan_hidden_gpus())
         trained = next((one for one in backend.run(function, (training, objects), env=env) if one is not None), None)
         if trained is None:
             raise HorovodInternalError("No rank has returned the trained model.")

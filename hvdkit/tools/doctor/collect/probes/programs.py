@@ -113,12 +113,14 @@ def time_allreduce(count: str) -> None:
 
     from hvdkit.config import read_config, read_environment
     from hvdkit.engine.startup import open_world
+    from hvdkit.gpu_vendors import Folders
+    from hvdkit.tools.doctor.collect.vendor_gpus import describe_selection
     from hvdkit.transport.buffer import as_buffer
 
     world, transport, _ = open_world(read_config())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    visible = read_environment().get("CUDA_VISIBLE_DEVICES")
-    _print(rank=world.rank, size=world.size, host=socket.gethostname(), cores=cores, visible=visible)
+    selection = describe_selection(read_environment(), Folders())
+    _print(rank=world.rank, size=world.size, host=socket.gethostname(), cores=cores, **selection)
     buffer = as_buffer(np.ones(int(count), np.float32))
     seconds = []
     for _ in range(_TIMES + 1):
