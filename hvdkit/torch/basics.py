@@ -6,6 +6,7 @@ import torch
 
 from hvdkit.engine.basics import Framework, local_rank
 from hvdkit.engine.observe.recording import RECORDER
+from hvdkit.torch.device.accelerator import built_for, module_of
 from hvdkit.torch.loading import watch_loaders
 from hvdkit.torch.tensors import TorchArithmetic
 
@@ -34,10 +35,11 @@ cuda_built, rocm_built = FRAMEWORK.cuda_built, FRAMEWORK.rocm_built
 def local_device() -> torch.device:
     """The device of this rank: one GPU, or the CPU if torch sees no GPU.
 
-    The GPU is number `local_rank() % torch.cuda.device_count()` of those that this process sees, so ranks share a GPU
-    only if the host has fewer GPUs than ranks. It is correct whether the launcher shows each rank one GPU or all GPUs
-    of the host. Raises NotInitializedError before init().
+    The GPU is number `local_rank() % count` of the `count` GPUs that this process sees, so ranks share a GPU only if
+    the host has fewer GPUs than ranks. It is correct whether the launcher shows each rank one GPU or all GPUs of the
+    host. Its type is that of torch's build: "cuda" also for AMD, "xpu" for Intel.
+    Raises NotInitializedError before init().
     """
-    number = local_rank()
-    seen = torch.cuda.device_count()
-    return torch.device("cuda", number % seen) if seen else torch.device("cpu")
+    number, kind = local_rank(), built_for()
+    seen = module_of(kind).device_count() if kind else 0
+    return torch.device(kind, number % seen) if seen else torch.device("cpu")

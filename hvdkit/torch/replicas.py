@@ -17,7 +17,7 @@ _MIX = 0x9E3779B97F4A7C1  # odd, with well mixed bits
 
 def checksums(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, int]]:
     """Return (name, checksum) of each tensor, of any device, dtype and shape; waits for devices only at the end."""
-    found = [(name, _on_device(one) if one.is_cuda else _on_host(one)) for name, one in named]
+    found = [(name, _on_host(one) if one.is_cpu else _on_device(one)) for name, one in named]
     return [(name, int(made)) for name, made in found]
 
 

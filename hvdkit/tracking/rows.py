@@ -53,7 +53,7 @@ def _check_key(key: Any) -> None:
 
 def _keep(key: str, value: Any) -> Any:
     """Return the number; a scalar on a GPU is copied there, so that the host does not wait for the GPU each step."""
-    if getattr(value, "is_cuda", False) and value.numel() == 1:
+    if getattr(value, "is_cpu", True) is False and value.numel() == 1:
         return value.detach().clone()
     if getattr(value, "requires_grad", False):
         value = value.detach()  # float() of a tensor with a gradient makes torch warn

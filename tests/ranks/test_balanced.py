@@ -403,7 +403,7 @@ def test_the_time_of_a_gpu_ends_with_its_last_gradient(monkeypatch: pytest.Monke
         statistics = Statistics(waited_s=None)
 
     class Gradient:
-        is_cuda = True
+        is_cpu, device = False, torch.device("cuda", 0)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     clock = ComputeClock(OnDevice())

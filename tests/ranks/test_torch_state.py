@@ -498,6 +498,7 @@ def test_a_rank_takes_one_of_the_gpus_that_it_sees(
 ) -> None:
     from hvdkit.torch import basics  # a GPU cannot be had for real here
 
+    monkeypatch.setattr(basics, "built_for", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
     for local_rank, place in enumerate(places):
         monkeypatch.setattr(basics, "local_rank", lambda local_rank=local_rank: local_rank)

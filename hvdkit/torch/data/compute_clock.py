@@ -9,6 +9,7 @@ import torch
 from hvdkit.engine.gradient_hook import Seconds
 from hvdkit.engine.step_clock import HostClock
 from hvdkit.engine.strategy import Strategy
+from hvdkit.torch.device.accelerator import module_of
 
 
 class ComputeClock(HostClock):
@@ -22,17 +23,19 @@ class ComputeClock(HostClock):
 
     def __init__(self, strategy: Strategy) -> None:
         self._gradient: Any = None  # event after the newest gradient on a GPU
+        self._module: Any = None  # torch's module of that GPU, torch.cuda for example
         super().__init__(strategy)
 
     def restart(self) -> None:
         super().restart()
-        self._began = None if self._gradient is None else _record()
+        self._began = None if self._gradient is None else self._record()
         self._recorded = False  # whether there was a gradient since
 
     def gradient(self, gradient: torch.Tensor) -> None:
         """Record that backward has computed a gradient."""
-        if gradient.is_cuda:
-            self._gradient = self._gradient or _event()
+        if not gradient.is_cpu:
+            self._module = module_of(gradient.device.type)
+            self._gradient = self._gradient or self._event()
             self._gradient.record()
             self._recorded = True
 
@@ -42,21 +45,19 @@ class ComputeClock(HostClock):
         Returns None if they are unknown: in the first step on a GPU, and in one without a gradient there.
         """
         began, last = self._began if self._recorded else None, self._gradient
-        self._gradient = None if last is None else _event()
+        self._gradient = None if last is None else self._event()
         seconds = super().step()
         if seconds is not None or began is None:
             return seconds
         return lambda: _elapsed_s(began, last)
 
+    def _event(self) -> Any:
+        return self._module.Event(enable_timing=True)
 
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
-
-
-def _record() -> Any:
-    event = _event()
-    event.record()
-    return event
+    def _record(self) -> Any:
+        event = self._event()
+        event.record()
+        return event
 
 
 def _elapsed_s(first: Any, last: Any) -> float:

@@ -13,6 +13,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.job_objects import broadcast_object
 from hvdkit.errors import ParallelError
 from hvdkit.parallel.patterns import select
+from hvdkit.torch.device.accelerator import module_of
 
 _RUNS = 3
 
@@ -165,5 +166,5 @@ def _time_parts(parts: Sequence[nn.Module], example: torch.Tensor) -> list[float
 
 
 def _wait(value: torch.Tensor) -> None:
-    if value.is_cuda:
-        torch.cuda.synchronize(value.device)
+    if not value.is_cpu:
+        module_of(value.device.type).synchronize(value.device)
