@@ -30,7 +30,7 @@ class LateGloo:
     """A backend that reads the store at its first operation only, as XCCL does."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
-        self._arguments = store, rank, size
+        self._arguments: tuple[Any, int, int, Any] = store, rank, size, timeout
         self._gloo: Any = None
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
@@ -186,6 +186,22 @@ def test_an_error_that_the_watchdog_has_seen_fails_the_group(look: Any) -> None:
         with pytest.raises(TransportError):
             look(failed)
     with pytest.raises(TransportError, match=r"it has reported an error of the network.*were ended"):
+        failed.check()
+    assert library.ended.wait(30), "waits for the device would hang"
+
+
+def test_an_error_of_a_slow_operation_fails_the_group_on_torch_without_get_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Work) -> None:
+        raise RuntimeError("NCCL error: remote process exited or there was a network error")
+
+    library = Library(old=True)
+    failed = _group(library)
+    monkeypatch.setattr(group, "_SLOW_S", -1.0)
+    monkeypatch.setattr(Work, "wait", fail)
+    failed.inspect()
+    with pytest.raises(TransportError, match=r"an operation of a test .*there was a network error"):
         failed.check()
     assert library.ended.wait(30), "waits for the device would hang"
 

@@ -243,6 +243,10 @@ class TorchGroup:
             return
         if now - self._pending[1] > _SLOW_S and self._warned_runs != runs:
             self._warned_runs = runs
+            if not self.accelerator.on_host:
+                with self.accelerator.streams.current():
+                    for work in tuple(self._begun):  # one that has failed is completed, and join() raises its error
+                        self.reached(work)
             if self.under_way:
                 others = [group for group in groups if group is not self and group.under_way]
                 logger.warning("%s", describe_slow(self, others, now - self._pending[1]))

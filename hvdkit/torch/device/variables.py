@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 
@@ -26,7 +27,9 @@ _DESYNC_VARIABLES = ("TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")
 
 def nccl_variables() -> Mapping[str, str]:
     """Return NCCL_VARIABLES; with mode 2 under torch's desync debugging, which turns 0 into 3: end the process."""
-    debugs = dist.get_debug_level() == dist.DebugLevel.DETAIL or any(name in os.environ for name in _DESYNC_VARIABLES)
+    torch_distributed: Any = dist  # its types lack these names
+    detailed = torch_distributed.get_debug_level() == torch_distributed.DebugLevel.DETAIL
+    debugs = detailed or any(name in os.environ for name in _DESYNC_VARIABLES)
     return {**NCCL_VARIABLES, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"} if debugs else NCCL_VARIABLES
 
 
