@@ -18,10 +18,15 @@ from hvdkit.transport.device import Device, Event, Stream
 
 
 def built_for() -> str:
-    """Return the type of device that this torch was built for, "" for none; all ranks of a job have the same build."""
-    if hasattr(torch, "accelerator"):  # since 2.6
-        device = torch.accelerator.current_accelerator()
-        return "" if device is None else device.type
+    """Return the type of device that this torch was built for, or a plug-in has registered; "" for none.
+
+    It does not depend on the devices of the host, so all ranks of a job that import the same packages have the same.
+    "" also for a type of device without streams, such as Apple's "mps".
+    """
+    device = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None  # since 2.6
+    if device is not None:
+        return device.type if hasattr(getattr(torch, device.type, None), "current_stream") else ""
+    # torch 2.6 names an accelerator only on a host that has one.
     return "cuda" if torch.version.cuda or torch.version.hip else "xpu" if torch.xpu._is_compiled() else ""
 
 
@@ -50,9 +55,11 @@ def identify(device: torch.device) -> str:
     if device.type == "cpu":
         return f"process {os.getpid()} on {socket.gethostname()}"
     properties = module_of(device.type).get_device_properties(device.index)
-    for name in ("uuid", "pci_bus_id"):
-        if getattr(properties, name, None) is not None:
-            return f"{getattr(properties, name)} on {socket.gethostname()}"
+    # All that there are: AMD gives one uuid to all devices of some models, and parts of a device share its bus.
+    names = ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")
+    known = [str(getattr(properties, name)) for name in names if getattr(properties, name, None) is not None]
+    if known:
+        return f"{' '.join(known)} on {socket.gethostname()}"
     return f"{device} of process {os.getpid()} on {socket.gethostname()}"  # not known: taken for a device of its own
 
 

@@ -1,11 +1,12 @@
 """The backend of torch.distributed for a type of device, made without a group of the script.
 
-The arguments of the constructors were read in torch 2.4 to 2.13. ProcessGroupGloo and a plug-in have run; the others
-have not.
+The arguments of the constructors, and what each object does when it connects, ends or fails, were read in the sources
+of torch 2.4 to 2.13. ProcessGroupGloo and a plug-in have run; the others have not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hvdkit.errors import TransportError
-from hvdkit.torch.device.variables import NCCL_VARIABLES, set_unless_given
+from hvdkit.torch.device.variables import nccl_variables, set_unless_given
 
 #: Of connections and calls. hvdkit ends waits for lost ranks by itself, so no timeout of a backend may end them before.
 FOR_EVER = timedelta(days=3650)
@@ -62,7 +63,7 @@ def choose_backend(device_type: str) -> str:
 
 
 def make_backend(name: str, store: Any, rank: int, size: int, device: torch.device, *, one_host: bool) -> Any:
-    """Make the bare backend object; collective among the ranks of the store.
+    """Make the bare backend object, see calls.connect_ranks() for the rest; collective among the ranks of the store.
 
     name: of choose_backend().
     store: of torch.
@@ -79,16 +80,13 @@ def make_backend(name: str, store: Any, rank: int, size: int, device: torch.devi
         return dist.ProcessGroupGloo(store, rank, size, options)
     if name in ("nccl", "xccl"):
         kind = getattr(dist, f"ProcessGroup{name.upper()}")
+        if "Options" not in vars(kind):  # XCCL in torch 2.7 and 2.8 takes none; the name is the base class's
+            return kind(store, rank, size)
         options = kind.Options()
-        options._timeout = FOR_EVER
-        if hasattr(options, "is_high_priority_stream"):
-            options.is_high_priority_stream = True
-        with set_unless_given(NCCL_VARIABLES):
+        options._timeout, options.is_high_priority_stream = FOR_EVER, True
+        with set_unless_given(nccl_variables()):
             backend = kind(store, rank, size, options)
-        if hasattr(backend, "eager_connect_single_device"):
-            backend.eager_connect_single_device(
-                device
-            )  # else the first collective would connect, with no one at the store
+        backend.eager_connect_single_device(device)
         return backend
     creator, extended = dist.Backend._plugins[name.upper()][:2]
     if not extended:
@@ -97,6 +95,31 @@ def make_backend(name: str, store: Any, rank: int, size: int, device: torch.devi
     options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, FOR_EVER
     options.group_id, options.global_ranks_in_group = "hvdkit", list(range(size))
     return creator(options, None)
+
+
+def has_failed(backend: Backend) -> bool:
+    """Return whether NCCL has reported an error, for example of the network; does not query the device.
+
+    Its watchdog thread sees errors within 0.1 s. False on torch without ProcessGroupNCCL.get_error(), up to 2.6, and
+    for other backends: work.wait() raises their errors.
+    """
+    get_error = getattr(backend.calls, "get_error", None) if backend.kind == "nccl" else None
+    return get_error is not None and get_error().name != "SUCCESS"
+
+
+def end_operations(backend: Any) -> None:
+    """End the operations in progress, as far as the backend can; it may wait for the whole device."""
+    abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)  # the latter up to torch 2.5
+    if abort is not None:
+        with contextlib.suppress(RuntimeError):
+            abort()
+
+
+def shut_down(backend: Any) -> None:
+    """Free the connections after the last operation; it may wait for the other ranks."""
+    shutdown = getattr(backend, "shutdown", None) or getattr(backend, "_shutdown", None)
+    if shutdown is not None:
+        shutdown()
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from hvdkit.torch.device.backend import FOR_EVER, Backend
 from hvdkit.torch.device.reductions import as_real
+
+_POLL_S = 0.001
 
 
 class Call(NamedTuple):
@@ -23,6 +26,8 @@ class Call(NamedTuple):
 def _options(name: str, **values: object) -> Any:
     options = getattr(dist.distributed_c10d, name)()
     options.timeout = FOR_EVER
+    if hasattr(options, "asyncOp"):  # False would mean: on the caller's stream, and no work is returned
+        options.asyncOp = True
     for field, value in values.items():
         setattr(options, field, value)
     return options
@@ -34,6 +39,22 @@ def _op(name: str) -> Any:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8)
+
+
+def connect_ranks(backend: Backend, device: torch.device) -> None:
+    """Connect the ranks of a backend by a first operation, for which the host waits; collective.
+
+    XCCL and plug-ins read the store when they run their first operation; their eager_connect_single_device() does
+    nothing. NCCL's connects, but only the first operation makes the connections that it uses.
+
+    device: of this rank's tensors.
+    Raises RuntimeError, as the backend does.
+    """
+    call = allreduce(backend, [torch.zeros(1, device=device)], "sum")
+    work = call.method(*call.arguments)
+    while not work.is_completed():
+        time.sleep(_POLL_S)
+    work.wait()
 
 
 def allreduce(backend: Backend, tensors: Sequence[torch.Tensor], op: str) -> Call:

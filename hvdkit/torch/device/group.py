@@ -19,8 +19,8 @@ from typing import Any
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.log import logger
 from hvdkit.torch.device.accelerator import Accelerator
-from hvdkit.torch.device.backend import Backend, make_backend
-from hvdkit.torch.device.calls import Call
+from hvdkit.torch.device.backend import Backend, end_operations, has_failed, make_backend, shut_down
+from hvdkit.torch.device.calls import Call, connect_ranks
 from hvdkit.torch.device.store import ExchangeStore
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff, calls, check_wait, drives
@@ -31,6 +31,7 @@ Work = Any
 _POLL_S = 0.0005
 _SLICE = timedelta(milliseconds=100)  # of a wait of the host, between two checks of the ranks
 _CLOSE_S = 10.0  # limit of the wait for the backend in close()
+_LEAVE_S = 2.0  # the same in leave(): for data that other ranks have not received yet
 _GRACE_S = 2.0  # after the loss of a rank, for data that it has sent before
 _SLOW_S = 60.0  # duration of an operation before a warning
 _EXPLAIN_S = 2.0  # until the loss of a rank is known, after a connection to it has failed
@@ -69,6 +70,8 @@ class TorchGroup:
         )
         self.rank, self.size = transport.rank, transport.size
         self._failure: HvdkitError | None = None
+        self._failing = threading.Lock()
+        self._ending: threading.Thread | None = None  # ends the operations
         self._closed = False
         #: Operations that may be in progress. An accelerator does them in order, so the last one stands for all.
         self._begun: dict[Work, None] = {}
@@ -78,7 +81,7 @@ class TorchGroup:
 
     def _connect(self, one_host: bool, timeout_s: float) -> Any:
         """Make the backend in a thread, because it cannot be interrupted while it waits for a rank that has ended."""
-        store = ExchangeStore(self.transport)
+        self._store = store = ExchangeStore(self.transport)  # kept: a backend may call it later, from its own threads
         made: list[Any] = []
         problems: list[str] = []
         connected = threading.Event()
@@ -88,6 +91,8 @@ class TorchGroup:
             try:
                 with self.accelerator.streams.current():
                     made.append(make_backend(self.kind, store, self.rank, self.size, device, one_host=one_host))
+                    if self.kind != "gloo":  # its constructor has connected the ranks
+                        connect_ranks(Backend(self.kind, made[0]), device)
             except Exception as error:
                 problems.append(str(error).partition("\n")[0] or type(error).__name__)
             finally:
@@ -98,11 +103,12 @@ class TorchGroup:
             ends = store.serve(connected, problems, timeout_s)
         except BaseException:
             store.close(idle=False)
+            self._give_up(made)
             raise
         store.close()
         for rank, problem in enumerate(ends):
             if problem:
-                keep_for_ever(made)
+                self._give_up(made)
                 raise TransportError(
                     f"The ranks could not be connected for {self.name} by {self.kind.upper()}: on rank {rank} {problem}"
                 )
@@ -172,6 +178,7 @@ class TorchGroup:
         if not work.is_completed():
             return False
         self.join(work)
+        self._begun.pop(work, None)  # it holds its tensors
         return True
 
     def wait_for_stream(self, timeout_s: float = math.inf) -> None:
@@ -184,7 +191,13 @@ class TorchGroup:
             while not self.reached(work) and time.monotonic() < deadline:
                 self.check()
                 time.sleep(_POLL_S)
+        self._check_backend()
         self.check()
+
+    def _check_backend(self) -> None:
+        """Raise RankLostError or TransportError, and end the operations, if the backend has reported an error."""
+        if self._failure is None and has_failed(self.backend):
+            raise self.fail(self._explain("an operation", RuntimeError("it has reported an error of the network")))
 
     def check(self) -> None:
         """Raise the error with which the group has failed; its results are undefined from then on."""
@@ -209,6 +222,7 @@ class TorchGroup:
         if self._failure is not None or self._closed or runs == self._finished_runs:
             return
         try:
+            self._check_backend()
             self._look_after_peers(runs, time.monotonic(), groups)
         except HvdkitError as error:
             if not self._closed:
@@ -229,6 +243,10 @@ class TorchGroup:
             return
         if now - self._pending[1] > _SLOW_S and self._warned_runs != runs:
             self._warned_runs = runs
+            if not self.accelerator.on_host:
+                with self.accelerator.streams.current():
+                    for work in tuple(self._begun):  # one that has failed is completed, and join() raises its error
+                        self.reached(work)
             if self.under_way:
                 others = [group for group in groups if group is not self and group.under_way]
                 logger.warning("%s", describe_slow(self, others, now - self._pending[1]))
@@ -249,19 +267,37 @@ class TorchGroup:
 
     def fail(self, error: HvdkitError) -> HvdkitError:
         """End this rank's operations; later calls raise `error`, or an earlier error. Returns the error they raise."""
-        if self._failure is None:
-            kind = RankLostError if isinstance(error, RankLostError) else TransportError
-            self._failure = kind(f"{error} The operations of {self.kind.upper()} on {self.where} were ended.")
-            keep_for_ever(self.backend.calls)  # its destructor would wait for operations in progress
-            # An abort may wait for the whole device, and so for another group that must be aborted too.
-            threading.Thread(target=self._abort, name="hvdkit-abort", daemon=True).start()
+        with self._failing:
+            if self._failure is None:
+                kind = RankLostError if isinstance(error, RankLostError) else TransportError
+                self._failure = kind(f"{error} {self._describe_end()}")
+                self._give_up([self.backend.calls])
         return self._failure
 
-    def _abort(self) -> None:
-        """End operations in progress. Gloo's go on: its own abort() does not end them."""
-        if not self.accelerator.on_host and hasattr(self.backend.calls, "abort"):
+    def _describe_end(self) -> str:
+        if self.kind == "xccl":
+            return f"XCCL cannot end its operations on {self.where}: what waits for the device may not return."
+        return f"The operations of {self.kind.upper()} on {self.where} were ended."
+
+    def _give_up(self, backends: Sequence[Any]) -> None:
+        """End the operations of backends that are not used any more, and keep their destructors from waiting."""
+        for backend in backends:
+            keep_for_ever(backend)
+            # An abort may wait for the whole device, and so for another group that must be aborted too.
+            self._ending = self._in_thread("hvdkit-abort", end_operations, backend)
+
+    def _in_thread(self, name: str, call: Callable[[Any], None], backend: Any) -> threading.Thread | None:
+        """Start a call with a device's backend; none on the CPU, where Gloo's abort() does not end operations."""
+        if self.accelerator.on_host:
+            return None
+
+        def run() -> None:
             with contextlib.suppress(RuntimeError), self.accelerator.streams.current():
-                self.backend.calls.abort()
+                call(backend)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """Free the connections; collective, unless a rank is lost; may be called twice."""
@@ -272,25 +308,31 @@ class TorchGroup:
             self.transport.check()
             self._closed = True
             self._shut_down()
-        except HvdkitError:
+        except HvdkitError as error:
             self._closed = True
-            keep_for_ever(self.backend.calls)
-            self._abort()
+            self.fail(error)
+            if self._ending is not None:
+                self._ending.join(_CLOSE_S)
         self._begun.clear()
         self.backend = Backend(self.kind, None)
 
     def leave(self) -> None:
         """Free the connections without the other ranks, at the end of the process."""
-        if self.backend.calls is not None and (self._failure is not None or self.under_way):
-            keep_for_ever(self.backend.calls)
+        backend = self.backend.calls
+        if backend is not None and (self._failure is not None or self.under_way):
+            keep_for_ever(backend)
+        elif backend is not None:  # its destructor would abort, and warn
+            thread = self._in_thread("hvdkit-shutdown", shut_down, backend)
+            if thread is not None:
+                thread.join(_LEAVE_S)
+                if thread.is_alive():
+                    keep_for_ever(backend)
         self._closed, self.backend = True, Backend(self.kind, None)
 
     def _shut_down(self) -> None:
-        backend = self.backend.calls
-        if self.accelerator.on_host or not hasattr(backend, "shutdown"):
+        thread = self._in_thread("hvdkit-shutdown", shut_down, self.backend.calls)
+        if thread is None:
             return
-        thread = threading.Thread(target=backend.shutdown, name="hvdkit-shutdown", daemon=True)
-        thread.start()
         thread.join(_CLOSE_S)
         if thread.is_alive():
             raise TransportError(f"{self.kind.upper()} on {self.where} did not end within {_CLOSE_S:g} s.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hvdkit.errors import HvdkitError, TransportError
 from hvdkit.log import logger
 from hvdkit.torch.device.accelerator import Accelerator, built_for, identify
 from hvdkit.torch.device.backend import choose_backend
-from hvdkit.torch.device.group import TorchGroup
+from hvdkit.torch.device.group import TorchGroup, keep_for_ever
 from hvdkit.transport.api import Transport
 from hvdkit.transport.device_choice import Finding, find_problem
 from hvdkit.transport.group_watch import GroupWatch
@@ -120,7 +121,7 @@ def _check_wish(findings: Sequence[Finding], wish: str) -> str:
 
 
 def _version(backend: str) -> tuple[int, ...]:
-    return tuple(torch.cuda.nccl.version()) if backend == "nccl" else ()
+    return tuple(torch.cuda.nccl.version()[:3]) if backend == "nccl" else ()  # a fourth is a suffix
 
 
 def opened_device() -> torch.device | None:
@@ -148,6 +149,16 @@ def close_groups() -> None:
     for group in tuple(_groups.values()):
         group.close()
     _groups.clear()
+
+
+def _forget() -> None:
+    """Keep the parent's backends in a forked child: their destructors wait for threads that only the parent has."""
+    for group in tuple(_groups.values()):
+        keep_for_ever(group.backend.calls)
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register
