@@ -48,11 +48,14 @@ Numbers = NDArray[np.float64]
 
 
 def gradients(rank: int, step: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Numbers of several magnitudes, so that the sum depends on the order and on each rounding."""
-    generator = torch.Generator().manual_seed(100 * step + rank)
+    """Numbers whose sum depends on the order, because large ones cancel, and on where it is rounded to 16 bits."""
+    common, own = (torch.Generator().manual_seed(seed) for seed in (step, 100 * (step + 1) + rank))
+    large = [20_000 * (1, 0, -1)[rank] * torch.randn(size, generator=common).clamp(-2, 2) for size in SIZES]
+    small = [torch.randn(size, generator=own) for size in SIZES]
+    cancel = [torch.rand(size, generator=common) < 0.5 for size in SIZES]
     return [
-        (torch.randn(size, generator=generator) * 10.0 ** torch.randint(-2, 3, (size,), generator=generator)).to(dtype)
-        for size in SIZES
+        torch.where(some, one + 0.01 * other, other).to(dtype)
+        for some, one, other in zip(cancel, large, small, strict=True)
     ]
 
 
