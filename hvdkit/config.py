@@ -43,6 +43,13 @@ class Config(Settings):
         "Gloo, for tests",
         flag="--device-transport",
     )
+    device_sums: str = setting(
+        "library",
+        choice("library", "float32"),
+        "sums of gradients on GPUs, in PyTorch: by the library, which may round 16-bit numbers after each addition "
+        "(library), or by rank, in float32 or wider, and rounded once, with equal bits in every run (float32)",
+        flag="--device-sums",
+    )
     nccl_library: str = setting(
         "", str, "file of NCCL, as /opt/nccl/lib/libnccl.so.2; empty finds that of the framework"
     )
@@ -294,6 +301,11 @@ class Config(Settings):
             problems.append(
                 f"device_transport={self.device_transport} is for the native engine, but engine={self.engine} has "
                 "its own transport; leave one of the two out"
+            )
+        if self.engine not in ("auto", "native") and self.device_sums != "library":
+            problems.append(
+                f"device_sums={self.device_sums} is for the native engine, but engine={self.engine} has its own sums; "
+                "leave one of the two out"
             )
         if problems:
             raise ConfigError("; ".join(problems))

@@ -62,4 +62,5 @@ def index_of(buffer: Any) -> int:
 
 def device_settings(config: Config) -> DeviceSettings:
     """Return the user's configuration for reductions in GPU memory."""
-    return DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus, platform())
+    wish, sums = config.device_transport, config.device_sums
+    return DeviceSettings(wish, config.nccl_library, config.share_gpus, platform(), sums)

@@ -71,7 +71,8 @@ def open_device_gradients(
                 logger.info("%s: gradients go through the host's memory, because %s.", name, problem)
             return None
         config, index = current.config, None if device is None else gpu.device_index(device)
-        settings = DeviceSettings(config.device_transport, config.nccl_library, config.share_gpus, gpu.platform())
+        wish, sums = config.device_transport, config.device_sums
+        settings = DeviceSettings(wish, config.nccl_library, config.share_gpus, gpu.platform(), sums)
         devices = open_group(transport, index, current.world.host, settings)
         if devices is None:
             return None

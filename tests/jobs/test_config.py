@@ -103,6 +103,7 @@ def test_a_number_must_be_finite_and_not_negative(name: str, wrong: float) -> No
         {"min_np": 3, "max_np": 2},
         {"engine": "horovod", "transport": "mpi"},
         {"engine": "horovod", "device_transport": "nccl"},
+        {"engine": "horovod", "device_sums": "float32"},
     ],
 )
 def test_a_value_out_of_range_or_in_contradiction_is_an_error(wrong: dict[str, float]) -> None:

@@ -25,8 +25,8 @@ _names = itertools.count()
 class _ArrayBuckets(TorchBuckets):
     """TorchBuckets whose memory is numpy's view of it, for checks that know no torch."""
 
-    def __init__(self, group: TorchGroup, specs: Sequence[BucketSpec]) -> None:
-        super().__init__(group, specs)
+    def __init__(self, group: TorchGroup, specs: Sequence[BucketSpec], sums: str) -> None:
+        super().__init__(group, specs, sums)
         self.memory = [as_buffer(as_tensor(each)) for each in self.memory]
 
 
@@ -36,12 +36,13 @@ def _tensor(buffer: Buffer) -> torch.Tensor:
 
 
 class GroupTransport(MixedTransport):
-    """See Transport. base: of the same ranks."""
+    """See Transport. base: of the same ranks. sums: of buckets, see Config.device_sums."""
 
     name = "process group"
 
-    def __init__(self, base: Transport) -> None:
+    def __init__(self, base: Transport, sums: str = "library") -> None:
         super().__init__(base)
+        self._sums = sums
         group = open_group(base, torch.device("cpu"), DeviceSettings("torch"), f"check {next(_names)}")
         assert group is not None
         self.group = group
@@ -76,7 +77,7 @@ class GroupTransport(MixedTransport):
         return as_buffer(result)
 
     def own_buckets(self, specs: Sequence[BucketSpec]) -> TorchBuckets:
-        return _ArrayBuckets(self.group, specs)
+        return _ArrayBuckets(self.group, specs, self._sums)
 
     def own_close(self) -> None:
         self.group.close()

@@ -44,9 +44,10 @@ class OnDevice:
     """The device of a plan.
 
     clock: times the stages of buckets. streams: on which gradients were written. check: raises the error of the
-    device's work, with rank and host, if it has failed; the device can reduce nothing then.
+    device's work, with rank and host, if it has failed; the device can reduce nothing then. sums: Config.device_sums.
     """
 
     clock: DeviceClock
     streams: Streams
     check: Callable[[], None]
+    sums: str = "library"

@@ -138,6 +138,7 @@ class BucketReducer:
         context, options, transport = self.context, self._options, self.context.transport
         depth, chunk_bytes, algorithm = settings.buckets_in_flight, settings.chunk_bytes, settings.algorithm
         how = f"{depth} in flight, chunks of {chunk_bytes}, {algorithm} between hosts, {options}"
+        how += "" if context.device is None else f", device_sums={context.device.sums}"
         check_tensors(transport, self._tensors, how, settings.fusion_bytes)
         wires = [options.wire_for_tensor(tensor) for tensor in self._tensors]
         self.plan = plan = Plan(self._tensors, plan_buckets(self._tensors, settings.fusion_bytes, wires))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hvdkit.errors import HvdkitError, TransportError
 from hvdkit.torch.device.calls import allgather, allreduce, reduce_scatter
+from hvdkit.torch.device.fixed_order import SumsInOrder
 from hvdkit.torch.device.group import TorchGroup, Work
 from hvdkit.torch.device.reductions import REDUCIBLE
 from hvdkit.torch.tensors import as_tensor
@@ -18,13 +19,15 @@ class TorchBuckets(Buckets):
 
     start() takes the numbers that the current stream has written to the bucket by then; after wait() that stream may
     read the result. finished() queries the device. Each rank's numbers are multiplied by both factors before the sum,
-    in the bucket's dtype. A backend may round 16-bit numbers after each addition.
+    in the bucket's dtype. A backend may round 16-bit numbers after each addition. With sums="float32" see SumsInOrder:
+    the sum is multiplied by both factors, and then rounded to the bucket's dtype.
 
     group: the process group of the ranks.
     specs: the buckets of the plan.
+    sums: "library" for those of the backend, "float32" for those of SumsInOrder; the same for all buckets of a group.
     """
 
-    def __init__(self, group: TorchGroup, specs: Sequence[BucketSpec]) -> None:
+    def __init__(self, group: TorchGroup, specs: Sequence[BucketSpec], sums: str = "library") -> None:
         self._group, self._specs = group, list(specs)
         for spec in specs:
             _check(spec, group.backend.kind)
@@ -49,6 +52,7 @@ class TorchBuckets(Buckets):
             reduce_scatter(group.backend, own, each.array, op) for own, each, op in zip(shards, whole, ops, strict=True)
         ]
         self._gather = [allgather(group.backend, own, each.array) for own, each in zip(shards, whole, strict=True)]
+        self._ordered = SumsInOrder(group, self._specs, whole) if sums == "float32" else None
         self._works: dict[int, Work] = {}
 
     def begin(self, index: int, in_place: Sequence[InPlaceSegment], phases: Phases) -> None:
@@ -57,19 +61,18 @@ class TorchBuckets(Buckets):
             raise under_way(index)
         group, spec = self._group, self._specs[index]
         group.accelerator.current_stream()  # raises while it is captured
-        factor = spec.prescale * spec.postscale
-        if phases.reduce_scatter and factor != 1.0:
+        factor, ordered = spec.prescale * spec.postscale, self._ordered
+        if phases.reduce_scatter and factor != 1.0 and (ordered is None or not ordered.adds(index)):
             self._numbers[index].mul_(factor)
-        if phases == ALLREDUCE:
-            self._works[index] = group.begin(self._reduce[index])
-        elif phases.reduce_scatter:
-            self._works[index] = group.begin(self._scatter[index])
+        calls = self._reduce if phases == ALLREDUCE else self._scatter if phases.reduce_scatter else self._gather
+        if ordered is None:
+            self._works[index] = group.begin(calls[index])
         else:
-            self._works[index] = group.begin(self._gather[index])
+            self._works[index] = ordered.begin(index, phases, calls[index])
 
     def advance(self) -> bool:
-        """See Buckets.advance. It does nothing, because the backend makes progress by itself."""
-        return False
+        """See Buckets.advance. The backend makes progress by itself, except between two operations of a bucket."""
+        return False if self._ordered is None else self._ordered.advance()
 
     def finished(self, index: int) -> bool:
         """See Buckets.finished. All streams may then read the result."""
@@ -95,7 +98,7 @@ class TorchBuckets(Buckets):
             with contextlib.suppress(HvdkitError):
                 self._group.join(work)
         self._works.clear()
-        self._numbers, self._reduce, self._scatter, self._gather = [], [], [], []
+        self._numbers, self._reduce, self._scatter, self._gather, self._ordered = [], [], [], [], None
         self.memory, self.owned, self.shard = [], [], []
 
 

@@ -81,7 +81,8 @@ def find_device_memory(current: Runtime, parameters: Parameters, group: Group) -
     devices = _open(current, parameters, group) if may_open(current.config) else None
     if devices is None:
         return None
-    return BucketMemory(_open_buckets(devices), device_plan_settings(current.config), _on_device(devices))
+    sums = current.config.device_sums
+    return BucketMemory(_open_buckets(devices, sums), device_plan_settings(current.config), _on_device(devices, sums))
 
 
 def _open(current: Runtime, parameters: Parameters, group: Group) -> TorchGroup | None:
@@ -89,26 +90,27 @@ def _open(current: Runtime, parameters: Parameters, group: Group) -> TorchGroup 
     return open_group(group.transport, device, device_settings(current.config), parameters.name)
 
 
-def _open_buckets(devices: TorchGroup) -> Callable[[Sequence[BucketSpec], int | None], TorchBuckets]:
-    return lambda specs, _: TorchBuckets(devices, specs)
+def _open_buckets(devices: TorchGroup, sums: str) -> Callable[[Sequence[BucketSpec], int | None], TorchBuckets]:
+    return lambda specs, _: TorchBuckets(devices, specs, sums)
 
 
 def _context(current: Runtime, name: str, group: Group, devices: TorchGroup, *, static: bool) -> Context:
     current.plans += 1
+    sums = current.config.device_sums
     return Context(
         group.transport,
         name,
         group.engine,
         current.timeline,
-        open_buckets=_open_buckets(devices),
+        open_buckets=_open_buckets(devices, sums),
         open_masks=functools.partial(DeviceMasks, static=static),
-        device=_on_device(devices),
+        device=_on_device(devices, sums),
     )
 
 
-def _on_device(devices: TorchGroup) -> OnDevice:
+def _on_device(devices: TorchGroup, sums: str) -> OnDevice:
     streams, current_stream = devices.accelerator.streams, devices.accelerator.current_stream
-    return OnDevice(DeviceClock(streams, current_stream), Streams(streams, current_stream), devices.check)
+    return OnDevice(DeviceClock(streams, current_stream), Streams(streams, current_stream), devices.check, sums)
 
 
 runtime.on_wait_for_devices(wait_for_groups)

@@ -34,12 +34,14 @@ class DeviceSettings:
     library: path of libnccl or librccl; "" to find it.
     shares: the ranks were started to share GPUs.
     platform: what the framework is built for, in PLATFORMS.
+    sums: Config.device_sums; only "library" is supported.
     """
 
     wish: str = "auto"
     library: str = ""
     shares: bool = False
     platform: str = "cuda"
+    sums: str = "library"
 
 
 _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
@@ -63,7 +65,7 @@ def open_group(
     Returns None if the ranks' tensors go through the host's memory: because `settings` select it, because no rank's
     tensors are on a GPU, or because NCCL cannot be used, for which the first rank logs a warning.
     Raises TransportError on all ranks, with the cause, if NCCL was requested and cannot be used, and ConfigError for a
-    wish that is not in DeviceSettings.
+    wish or sums that are not supported.
     """
     _check_wish(settings.wish)
     if settings.wish == "host":
@@ -72,6 +74,11 @@ def open_group(
     findings: list[Finding] = allgather_object(transport, finding)
     if not any(each.device or each.problem for each in findings):
         return None
+    if settings.sums != "library":
+        raise ConfigError(
+            f"device_sums={settings.sums} is for gradients of PyTorch, and these are of TensorFlow or JAX. "
+            "Leave out HVDKIT_DEVICE_SUMS, or set HVDKIT_DEVICE_TRANSPORT=host, which adds in float32."
+        )
     problem = find_problem(findings)
     if problem and settings.wish == "nccl":
         name = PLATFORMS[settings.platform][1].name
