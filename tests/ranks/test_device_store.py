@@ -194,7 +194,7 @@ def test_ranks_whose_backend_cannot_connect_are_a_world_again() -> None:
 STUCK = """
 import threading, torch, weakref
 from thread_ranks import on_threads
-from hvdkit.errors import RankLostError
+from hvdkit.errors import RankLostError, RanksDisagreeError, TransportError
 from hvdkit.torch.device import calls
 from test_device_store import _make_group
 
@@ -220,6 +220,25 @@ def go_on(transport):
     group.close()
     return numbers.sum().item()
 
+def end_wait(transport):
+    group = _make_group(transport)
+    if transport.rank == 2:
+        return group
+    ends = RanksDisagreeError("as the engine says")
+    def watch():
+        raise ends
+    work = reduce(group, torch.ones(1000))
+    for error in (ends, TransportError("A wait for a plan was ended by RanksDisagreeError")):
+        try:
+            group.join(work, watch)
+        except TransportError as later:
+            assert str(error) in str(later) and error is not ends, later
+        except RanksDisagreeError as first:
+            assert first is error, first
+    group.close()
+    return "ended"
+
+assert on_threads(3, end_wait)[:2] == ["ended", "ended"]
 first, second, _ = on_threads(3, lose)
 assert first == second == "lost", (first, second)
 assert on_threads(2, go_on) == [2000.0, 2000.0]
