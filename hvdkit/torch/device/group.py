@@ -143,10 +143,10 @@ class TorchGroup:
         watch: called now and then while the host waits; may raise.
         """
         self.check()
+        if self.accelerator.on_host:
+            self._wait_on_host(work, watch)
+            self._begun.pop(work, None)
         try:
-            if self.accelerator.on_host:
-                self._wait_on_host(work, watch)
-                self._begun.pop(work, None)
             work.wait()
         except RuntimeError as error:
             raise self.fail(self._explain("an operation", error)) from error
@@ -173,8 +173,10 @@ class TorchGroup:
         except RankLostError as error:
             calls().uncertain = True
             raise self.fail(error) from error
-        except BaseException:
+        except BaseException as error:
             calls().uncertain = True
+            if isinstance(error, Exception):  # of watch() or check_wait(), which raise for ranks that do not come
+                self.fail(TransportError(f"A wait for {self.name} was ended by {type(error).__name__}."))
             raise
 
     def reached(self, work: Work) -> bool:

@@ -71,12 +71,15 @@ class ExchangeStore(_Store):  # type: ignore[misc]
         return False
 
     def serve(self, connected: threading.Event, problems: Sequence[str], timeout_s: float) -> list[str]:
-        """Exchange entries until every rank is connected, or has failed to connect; collective.
+        """Exchange entries until every rank is connected, or one has failed to connect; collective.
+
+        Other ranks may wait for a rank that has failed, in the store or in their backend, so they do not end by
+        themselves: their waits in the store then raise its error.
 
         connected: set when this rank's own attempt has ended.
         problems: why it failed; empty if it did not. Read after `connected` is set.
         timeout_s: limit, in seconds.
-        Returns what failed, on the same ranks for all; "" for a rank that is connected.
+        Returns why ranks have failed, by rank and the same on all ranks; "" for a rank that has not.
         Raises RankLostError if a rank has ended, TransportError after the time limit.
         """
         ends: list[str] | None = None
@@ -93,8 +96,8 @@ class ExchangeStore(_Store):  # type: ignore[misc]
                 for sender, message in self._mailbox.receive():
                     moved = True
                     ends = self._take(sender, message, ended) or ends
-                if self._rank == 0 and len(ended) == self._size:
-                    ends = [ended[rank] for rank in range(self._size)]
+                if self._rank == 0 and ends is None and (len(ended) == self._size or any(ended.values())):
+                    ends = [ended.get(rank, "") for rank in range(self._size)]
                     for rank in range(1, self._size):
                         self._mailbox.send(rank, pickle.dumps(("all ended", ends)))
                 if time.monotonic() > deadline:
@@ -107,7 +110,8 @@ class ExchangeStore(_Store):  # type: ignore[misc]
         except BaseException as error:
             self._end(str(error))
             raise
-        self._end("all ranks have connected")
+        failed = [f"rank {rank} could not connect: {why}" for rank, why in enumerate(ends) if why]
+        self._end("; ".join(failed) or "all ranks have connected")
         return ends
 
     def _take(self, sender: int, message: bytes, ended: dict[int, str]) -> list[str] | None:
