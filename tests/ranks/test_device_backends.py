@@ -31,7 +31,9 @@ MAP = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "mps": "gloo", "hpu": "hccl
 @contextmanager
 def _torch_with(*libraries: str) -> Iterator[None]:
     """A torch that has these libraries, and the package of one plug-in."""
-    built = {f"is_{name}_available": lambda has=name in libraries: has for name in ("gloo", "nccl", "xccl")}
+    built: dict[str, Any] = {
+        f"is_{name}_available": lambda has=name in libraries: has for name in ("gloo", "nccl", "xccl")
+    }
     with (
         mock.patch.multiple(dist, create=True, **built),
         mock.patch.dict(dist.Backend.default_device_backend_map, MAP, clear=True),
@@ -92,7 +94,8 @@ class _Library:
     made: list[_Library]
 
     def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.connected = arguments, None
+        self.arguments = arguments
+        self.connected: torch.device | None = None
         self.variables = {name: os.environ.get(name) for name in NCCL_VARIABLES}
         self.made.append(self)
 
@@ -127,7 +130,7 @@ def _plug_in(extended: bool) -> Iterator[list[str]]:
         """Its own class in Python, as torch allows, which leaves the work to Gloo."""
 
         def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
-            super().__init__(rank, size)
+            super().__init__(rank, size)  # type: ignore[call-arg]
             self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
 
         def __getattribute__(self, name: str) -> Any:

@@ -26,6 +26,7 @@ from hvdkit.engine import runtime
 from hvdkit.errors import RankLostError, TransportError
 from hvdkit.torch.device import group as module
 from hvdkit.torch.device.accelerator import Accelerator
+from hvdkit.torch.device.backend import make_backend
 from hvdkit.torch.device.group import TorchGroup
 from hvdkit.torch.device.store import ExchangeStore
 
@@ -144,7 +145,7 @@ def test_the_time_to_connect_is_limited() -> None:
 
 def _make_backend(make: Callable[..., Any]) -> Any:
     """Within, rank 1 makes its backend by `make`."""
-    return mock.patch.object(module, "make_backend", make if hvd.rank() == 1 else module.make_backend)
+    return mock.patch.object(module, "make_backend", make if hvd.rank() == 1 else make_backend)
 
 
 def _step() -> float:

@@ -58,7 +58,7 @@ def _named(how: str) -> Trace:
 
 BEHIND_THE_CALLER = [("record", "default", 0), ("wait", "engine 0", 0)]
 #: The operation, an event behind it, and the caller's stream behind that.
-ORDER = {
+ORDER: dict[str, Trace] = {
     "allreduce": [("begin", "engine 0", 0, "allreduce")],
     "asynchronous": [("begin", "engine 0", 0, "allreduce")],
     "allgather": [("allocate", "engine 0", 9), ("begin", "engine 0", 0, "_allgather_base")],
@@ -118,8 +118,8 @@ def test_buckets_follow_the_backward_pass_on_its_streams_without_a_wait_of_the_h
         for stream in ("default", "side")
     ]
     between = [("record", "side", 0), ("wait", "default", 0)]
-    first = [*[("used", "default", 16)] * released, ("begin", "default", 1, reduce)]
-    joined = [("join", "default", 0), ("join", "default", 1)]
+    first: Trace = [*[("used", "default", 16)] * released, ("begin", "default", 1, reduce)]
+    joined: Trace = [("join", "default", 0), ("join", "default", 1)]
     if shard:
         joined += [("begin", "default", number, "_allgather_base") for number in (2, 3)]
         joined += [("join", "default", number) for number in (2, 3)]

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdkit.errors import HvdkitError, RankLostError, TransportError
 from hvdkit.log import logger
@@ -24,9 +24,6 @@ from hvdkit.torch.device.calls import Call, connect_ranks
 from hvdkit.torch.device.store import ExchangeStore
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff, calls, check_wait, drives
-
-if TYPE_CHECKING:
-    from hvdkit.torch.device.fixed_order import Order
 
 #: An operation that a backend has begun: torch.distributed's Work.
 Work = Any
@@ -72,7 +69,7 @@ class TorchGroup:
             name,
         )
         self.rank, self.size = transport.rank, transport.size
-        self.order: Order | None = None  # begins the operations, if sums are in the order of the ranks
+        self.order: Any = None  # begins the operations, if sums are in the order of the ranks
         self._failure: HvdkitError | None = None
         self._failing = threading.Lock()
         self._ending: threading.Thread | None = None  # ends the operations

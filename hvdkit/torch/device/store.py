@@ -6,7 +6,6 @@ Rank 0 passes entries on, because it alone can exchange messages with every rank
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from hvdkit.errors import TransportError
 from hvdkit.transport.api import Transport
 from hvdkit.transport.polling import Backoff
+from hvdkit.transport.small_collectives import pack, unpack
 
 _Store: Any = dist.Store  # type: ignore[attr-defined]  # torch has no types for it
 
@@ -92,14 +92,14 @@ class ExchangeStore(_Store):  # type: ignore[misc]
                 if connected.is_set() and not told:
                     told = moved = True
                     self._send_written()  # what was written last
-                    self._mailbox.send(0, pickle.dumps(("ended", "; ".join(problems))))
+                    self._mailbox.send(0, pack(("ended", "; ".join(problems))))
                 for sender, message in self._mailbox.receive():
                     moved = True
                     ends = self._take(sender, message, ended) or ends
                 if self._rank == 0 and ends is None and (len(ended) == self._size or any(ended.values())):
                     ends = [ended.get(rank, "") for rank in range(self._size)]
                     for rank in range(1, self._size):
-                        self._mailbox.send(rank, pickle.dumps(("all ended", ends)))
+                        self._mailbox.send(rank, pack(("all ended", ends)))
                 if time.monotonic() > deadline:
                     raise TransportError(
                         f"The ranks did not connect within {timeout_s:g} s: rank {self._rank} has "
@@ -116,7 +116,7 @@ class ExchangeStore(_Store):  # type: ignore[misc]
 
     def _take(self, sender: int, message: bytes, ended: dict[int, str]) -> list[str] | None:
         """Process a message; returns the result of serve() if it is the last one."""
-        kind, *values = pickle.loads(message)
+        kind, *values = unpack(message)
         if kind == "all ended":
             ends: list[str] = values[0]
             return ends
@@ -137,7 +137,7 @@ class ExchangeStore(_Store):  # type: ignore[misc]
         with self._changed:
             written, self._written = self._written, []
         for key, data in written:
-            message = pickle.dumps(("set", key, data))
+            message = pack(("set", key, data))
             for rank in range(1, self._size) if self._rank == 0 else (0,):
                 self._mailbox.send(rank, message)
         return bool(written)

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from hvdkit import package_settings, startup
+from hvdkit import entry_points, startup
 from hvdkit.config import Config, read_package_config, read_settings
 from hvdkit.errors import ConfigError
 from hvdkit.launch.cli import hvdrun
@@ -30,7 +30,7 @@ def test_hvdrun_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capfd: pyt
 def test_an_option_of_wrap_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(package_settings, "find_entry_points", lambda group: {})
+    monkeypatch.setattr(entry_points, "find_entry_points", lambda group: {})
     for word in ("--wrap-batch", "--wrap-batch=split", "--wrap-no-such"):
         with pytest.raises(SystemExit) as end:
             hvdrun.main(["-np", "3", word, "split", "true"])
