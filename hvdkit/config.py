@@ -40,7 +40,7 @@ class Config(Settings):
         "transport of tensors on GPUs: a process group of torch (in PyTorch) or NCCL (in TensorFlow and JAX), or "
         "through host memory; auto selects the first if every rank has a GPU of its own and the library can be "
         "loaded, else host, with a notice; with torch or nccl that is an error. torch on tensors of the CPU uses "
-        "Gloo, for tests",
+        "Gloo, for tests; the other values have no effect on tensors of the CPU",
         flag="--device-transport",
     )
     device_sums: str = setting(
@@ -51,7 +51,9 @@ class Config(Settings):
         flag="--device-sums",
     )
     nccl_library: str = setting(
-        "", str, "file of NCCL, as /opt/nccl/lib/libnccl.so.2; empty finds that of the framework"
+        "",
+        str,
+        "file of NCCL or RCCL for TensorFlow and JAX, as /opt/nccl/lib/libnccl.so.2; empty finds that of the framework",
     )
     share_gpus: bool = setting(
         False,
@@ -63,7 +65,7 @@ class Config(Settings):
     fusion_bytes: int = setting(
         4 * MIB,
         parse_bytes,
-        "size of a gradient bucket; 0 reduces each tensor separately",
+        "size of a gradient bucket; 0 reduces each tensor separately; buckets on GPUs have 25 MiB unless this is set",
         flag="--fusion-bytes",
         least=0,
         metavar="BYTES",

@@ -13,6 +13,7 @@ from hvdkit.engine import runtime as engine
 from hvdkit.engine.groups import ProcessSet, check_process_set, global_process_set
 from hvdkit.engine.job_objects import allgather_object
 from hvdkit.errors import ConfigError
+from hvdkit.log import logger
 from hvdkit.transport.arithmetic import Arithmetic
 from hvdkit.transport.polling import Backoff
 from hvdkit.transport.rank_subset import is_communicator, read_rank_subset
@@ -76,6 +77,25 @@ class Framework:
         finally:
             if first and engine.is_initialized():  # also where process sets were refused
                 global_process_set.mpi_comm = comm if is_communicator(comm) else None
+        if first:
+            self._warn_of_torch_settings(engine.runtime("init()"))
+
+    def _warn_of_torch_settings(self, runtime: engine.Runtime) -> None:
+        """Warn on rank 0 of settings for PyTorch's tensors in a job of another framework."""
+        config = runtime.config
+        if self.name == "torch" or runtime.world.rank:
+            return
+        if config.device_transport == "torch":
+            text = "device_transport=torch"
+        elif config.device_sums != "library" and config.device_transport != "host":
+            text = f"device_sums={config.device_sums}"
+        else:
+            return
+        logger.warning(
+            "%s is for tensors of PyTorch, and this is %s: it has no effect on tensors of the CPU, and is an error for "
+            "gradients on GPUs. Leave it out.",
+            *(text, self.label),
+        )
 
     def describe(self) -> str:
         """Describe the job in one line: ranks, hosts, transport and threads. Collective; the same text on every rank.

@@ -182,6 +182,31 @@ def test_init_warns_of_a_misspelt_variable_and_of_settings_that_come_too_late() 
     assert "init(fusion_bytes=64000000) is ignored: hvdkit is already initialized, with fusion_bytes=4194304" in late
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "settings", "named"),
+    [
+        ("tensorflow", "tensorflow 2.21", {"device_transport": "torch"}, "device_transport=torch"),
+        ("", "keras 3.15 on jax", {"device_sums": "float32"}, "device_sums=float32"),
+        ("tensorflow", "tensorflow 2.21", {"device_sums": "float32", "device_transport": "host"}, ""),
+        ("tensorflow", "tensorflow 2.21", {"device_transport": "nccl"}, ""),
+        ("torch", "torch 2.13", {"device_transport": "torch", "device_sums": "float32"}, ""),
+    ],
+)
+def test_init_warns_of_settings_for_pytorch_in_a_job_of_another_framework(
+    name: str, label: str, settings: dict[str, str], named: str
+) -> None:
+    code = (
+        "from hvdkit.engine.basics import Framework\n"
+        "none = lambda: None\n"
+        f"Framework({name!r}, {label!r}, none, lambda: 1, cuda=False, rocm=False, nccl=none).init(**{settings!r})\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    expected = [f"{named} is for tensors of PyTorch, and this is {label}"] if named else []
+    lines = ran.stderr.splitlines()
+    assert len(lines) == len(expected) and all(text in line for text, line in zip(expected, lines, strict=True))
+
+
 def test_every_setting_has_a_variable_and_a_meaning_and_flags_are_distinct() -> None:
     settings = read_settings({})
     assert [setting.name for setting in settings] == [field.name for field in fields(Config)]
