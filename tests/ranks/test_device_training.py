@@ -17,6 +17,7 @@ from ranks import run_ranks
 from torch_world import Case, Weights, assert_alike, joined, weights
 
 import hvdkit.torch as hvd
+from hvdkit.torch.device import groups
 from hvdkit.torch.device.buckets import TorchBuckets
 from hvdkit.torch.device.group import TorchGroup
 from hvdkit.transport.coding.power_sgd import PowerSGD
@@ -177,3 +178,29 @@ def test_the_timeline_names_the_library_of_an_operation(tmp_path: Path) -> None:
             names = [event["name"] for event in own if event["ph"] == "B"]
             assert [name for name in names if "NEGOTIATE" not in name] == expected
             assert [event["ph"] for event in own] == ["B", "E"] * len(names)
+
+
+def _train_in_turn(sums: str) -> None:
+    """Each optimizer is given up before the next one is made; the last ones are kept, one of them on rank 1 only."""
+    with joined(**TORCH, device_sums=sums):
+        rank, mean = hvd.rank(), sum(range(1, hvd.size() + 1)) / hvd.size()
+        seen, kept = [], []
+        for turn in range(6):
+            x = torch.nn.Parameter(torch.zeros(turn + 1))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=1.0), [("x", x)])
+            (x * (rank + 1)).sum().backward()
+            optimizer.step()
+            assert x.tolist() == [-mean] * (turn + 1)
+            if turn == 3 and rank == 1:
+                kept.append(optimizer)
+            if turn == 4:
+                kept.append(optimizer)
+            del optimizer, x
+            seen.append(len(groups._groups))
+        assert seen == [1, 1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("sums", ["library", "float32"])
+def test_an_optimizer_takes_the_process_group_of_one_that_no_rank_has_any_more(sums: str) -> None:
+    """A group has threads and sockets, with NCCL also device memory."""
+    run_ranks(3, _train_in_turn, sums)

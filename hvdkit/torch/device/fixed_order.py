@@ -118,6 +118,11 @@ class Order:
                 moved = True
         return moved
 
+    @property
+    def idle(self) -> bool:
+        """Return whether all operations of all exchanges have begun."""
+        return not self._waiting
+
     def wait_for_stage(self, limit: timedelta | None) -> None:
         """Block until the operation has ended behind which the next one begins; raises as Work.wait()."""
         with self._lock:

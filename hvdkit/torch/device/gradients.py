@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 from hvdkit.engine import runtime
@@ -91,7 +92,15 @@ def _open(current: Runtime, parameters: Parameters, group: Group) -> TorchGroup 
 
 
 def _open_buckets(devices: TorchGroup, sums: str) -> Callable[[Sequence[BucketSpec], int | None], TorchBuckets]:
-    return lambda specs, _: TorchBuckets(devices, specs, sums)
+    """Return what opens the owner's buckets. The owner keeps it, and the group while it does."""
+
+    def open_buckets(specs: Sequence[BucketSpec], _: int | None) -> TorchBuckets:
+        return TorchBuckets(devices, specs, sums)
+
+    if devices.users is None:
+        devices.users = weakref.WeakSet()
+    devices.users.add(open_buckets)
+    return open_buckets
 
 
 def _context(current: Runtime, name: str, group: Group, devices: TorchGroup, *, static: bool) -> Context:

@@ -12,6 +12,7 @@ import ctypes
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -70,6 +71,8 @@ class TorchGroup:
         )
         self.rank, self.size = transport.rank, transport.size
         self.order: Any = None  # begins the operations, if sums are in the order of the ranks
+        #: Objects that keep the group for an owner. None if it was opened without them: it then has no end of use.
+        self.users: weakref.WeakSet[Any] | None = None
         self._failure: HvdkitError | None = None
         self._failing = threading.Lock()
         self._ending: threading.Thread | None = None  # ends the operations
@@ -212,6 +215,18 @@ class TorchGroup:
         """Return whether an operation is in progress; queries the device."""
         works = tuple(self._begun)
         return not self._closed and self._failure is None and not all(work.is_completed() for work in works)
+
+    @property
+    def runs(self) -> int:
+        """The number of operations that were begun."""
+        return self._runs
+
+    @property
+    def unused(self) -> bool:
+        """Return whether its users are gone, and all their operations have ended; queries the device."""
+        if self.users is None or self.users or self._failure is not None or self._closed:
+            return False
+        return not self.under_way and (self.order is None or self.order.idle)
 
     def inspect(self, groups: Sequence[TorchGroup] = ()) -> None:
         """Check for lost ranks while operations may be in progress; a separate thread calls this periodically.

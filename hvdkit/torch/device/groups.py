@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import math
 import os
 import socket
@@ -51,8 +52,10 @@ def may_open(config: Config) -> bool:
 
 
 _TIMEOUT_S = 300.0  # to connect: the ranks of a large job load their libraries from one file system
-#: The groups by transport, devices of its ranks, and name.
-_groups: dict[tuple[Transport, tuple[str, ...], str], TorchGroup] = {}
+#: Devices of a group's ranks, and name of its owner.
+_Name = tuple[tuple[str, ...], str]
+#: All ranks of a transport have the same groups of it.
+_groups: dict[tuple[Transport, _Name], TorchGroup] = {}
 _watch: GroupWatch[TorchGroup] = GroupWatch("hvdkit-torch-groups")
 
 
@@ -61,7 +64,8 @@ def open_group(
 ) -> TorchGroup | None:
     """Return the process group of a transport's ranks, or None for the host's memory; collective.
 
-    The first call with these devices makes it.
+    The first call with these devices and this name makes it, or takes one that no owner uses any more on any rank: a
+    script may make many optimizers in turn, and a group keeps threads, sockets and device memory.
     transport: of the ranks, in host memory.
     device: of this rank's tensors; None if they are not on one device.
     settings: equal on all ranks.
@@ -71,7 +75,10 @@ def open_group(
     if settings.wish == "host":
         return None
     finding = _look(device, settings)
-    findings: list[Finding] = allgather_object(transport, finding)
+    if _groups:
+        gc.collect()  # an owner that is unreachable, but not collected on some rank, would keep its group on all
+    gathered: list[tuple[Finding, dict[_Name, int]]] = allgather_object(transport, (finding, _unused(transport)))
+    findings = [each for each, _ in gathered]
     if not any(each.device or each.problem for each in findings):
         return None
     problem = find_problem(findings) or _check_wish(findings, settings.wish)
@@ -85,7 +92,12 @@ def open_group(
         return None
     assert device is not None
     # The key has all ranks' devices, so that all ranks find or all make a group, even if one rank changes its device.
-    key = (transport, tuple(each.device for each in findings), name)
+    devices = tuple(each.device for each in findings)
+    key = (transport, (devices, name))
+    unused = [each for each in _unused_by_all([each for _, each in gathered]) if each[0] == devices]
+    if key not in _groups and name and unused:
+        _groups[key] = _groups.pop((transport, unused[0]))
+        _groups[key].name = name
     if key not in _groups:
         where = f"rank {transport.rank} on {finding.host}, {finding.name}"
         one_host = len({each.host for each in findings}) == 1
@@ -100,6 +112,17 @@ def open_group(
         )
         _watch.add(_groups[key])
     return _groups[key]
+
+
+def _unused(transport: Transport) -> dict[_Name, int]:
+    """Return the groups of a transport that no owner uses any more on this rank, with their numbers of operations."""
+    return {name: group.runs for (of, name), group in _groups.items() if of is transport and group.unused}
+
+
+def _unused_by_all(ranks: Sequence[dict[_Name, int]]) -> list[_Name]:
+    """Return what is in the results of _unused() of all ranks, after the same operations, in one order."""
+    first, *others = ranks
+    return sorted(name for name, runs in first.items() if all(other.get(name) == runs for other in others))
 
 
 def _look(device: torch.device | None, settings: DeviceSettings) -> Finding:
