@@ -344,7 +344,7 @@ def the_second_operation_fails() -> list[str]:
 
 
 def test_a_failure_of_the_second_operation_is_raised_by_this_step_and_later_ones() -> None:
-    for said in run_ranks(3, the_second_operation_fails):
+    for said in run_ranks(3, the_second_operation_fails, fresh=True):
         assert "GLOO failed in an allgather of optimizer" in said[0] and said[0] == said[1], said
 
 
