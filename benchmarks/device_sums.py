@@ -1,9 +1,9 @@
-"""What sums of gradients by rank cost: a bucket with device_sums=float32 beside the library's allreduce, over Gloo.
+"""Compares the time of a bucket with device_sums=float32 with that of the library's allreduce, over Gloo.
 
     hvdrun -np 2 python -m benchmarks.device_sums
 
-Both are buckets of a process group of torch, by Gloo on tensors of the CPU, one at a time. By rank a bucket needs two
-operations, and torch adds. The ratios say nothing about an accelerator's library.
+Both are buckets of a process group of torch, by Gloo on tensors of the CPU, one at a time. With device_sums=float32 a
+bucket has two operations, between which torch adds the numbers. The ratios say nothing about an accelerator's library.
 """
 
 from __future__ import annotations

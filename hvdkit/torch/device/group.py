@@ -105,7 +105,7 @@ class TorchGroup:
         threading.Thread(target=connect, name="hvdkit-connect", daemon=True).start()
         try:
             ends = store.serve(connected, problems, timeout_s)
-        except BaseException:
+        except BaseException:  # whatever ends it: the backend in the other thread has no one at its store any more
             store.close(idle=False)
             self._give_up(made)
             raise
@@ -173,7 +173,7 @@ class TorchGroup:
         except RankLostError as error:
             calls().uncertain = True
             raise self.fail(error) from error
-        except BaseException as error:
+        except BaseException as error:  # whatever ends it: the ranks may be at different operations
             calls().uncertain = True
             if isinstance(error, Exception):  # of watch() or check_wait(), which raise for ranks that do not come
                 self.fail(TransportError(f"A wait for {self.name} was ended by {type(error).__name__}."))

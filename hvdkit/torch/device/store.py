@@ -107,7 +107,7 @@ class ExchangeStore(_Store):  # type: ignore[misc]
                     )
                 if not moved:
                     pause.pause()
-        except BaseException as error:
+        except BaseException as error:  # whatever ends it: the backend's thread must not wait for entries any more
             self._end(str(error))
             raise
         failed = [f"rank {rank} could not connect: {why}" for rank, why in enumerate(ends) if why]
